@@ -9,7 +9,7 @@ from typing import Literal
 Direction = Literal["max", "min"]
 
 #: Metrics of which smaller values are better: losses, errors, perplexities, seconds, megabytes.
-SMALLER = re.compile(r"loss|calibration_error|rmse|(?<![a-z])mae|perplexity|(?<![a-z])seconds|_(s|mb)$")
+SMALLER = re.compile(r"loss|calibration_error|(?<![a-z])ece$|rmse|(?<![a-z])mae|perplexity|(?<![a-z])seconds|_(s|mb)$")
 
 #: The same for users.
 BETTER = "which values of the metric are better; if null, small ones of losses, calibration errors, times and sizes"
@@ -29,6 +29,21 @@ def direction_of(metric: str, given: Direction | None = None) -> Direction:
 SUMMARY = ("{}", "best_{}", "mean_last_10pct_{}", "{}_at_best_validation")
 
 _SUMMARY = re.compile(r"(best_|mean_last_10pct_)?(\w+?)(_at_best_validation)?")
+
+
+def is_due(number: int, every: int, num_rounds: int) -> bool:
+    """Whether an evaluation in the round with this number, from 1, counts.
+
+    A run that was made longer was also evaluated in what was its last round: that counts for nothing, or the run would not
+    be one of that length.
+
+    Args:
+      every: rounds between evaluations, 0 for the last one alone.
+
+    >>> [number for number in (4, 7, 8, 10) if is_due(number, 4, 10)]
+    [4, 8, 10]
+    """
+    return number == num_rounds or (every > 0 and number % every == 0)
 
 
 def main_of(names: Iterable[str]) -> str:

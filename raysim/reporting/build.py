@@ -77,6 +77,9 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     requests.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
     beside = [cell for cell in theirs if measure.is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
+    idle = [key for key in ("metric", "metrics", "mode", "target") if key in given] if not runs else []
+    if idle:
+        requests.notes.append(f"`report.{'`, `report.'.join(idle)}`: has no effect without runs.")
     if not cells:
         raise DataError("there is no accuracy", ", ".join(group.published), "name a published table that holds some")
     known = {key for cell in cells for key in cell.labels}
@@ -148,6 +151,10 @@ def _recorded(
         run for run in runs if not all(number is None or math.isfinite(number) for number in scores[run.folder])
     ]
     lacking = lacking if len(lacking) < len(runs) else []  # what the metric might be called is told where it is read
+    for place, (_, metric) in enumerate(metrics if len(metrics) > 1 else ()):
+        without = sum(scores[run.folder][place] is None for run in runs if run not in lacking)
+        if without:
+            notes.append(f"`report.metrics`: {without} of {len(runs)} runs did not record {metric.name}.")
     for some, why in ((lacking, "did not record it"), (diverged, "ended with a number that is not finite")):
         rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in some)
         if rows:
@@ -196,6 +203,8 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
         merged.pop("against", None)  # every row is to be tested against the baseline, not the recipe's row against all
     if "metric" in given and "metrics" not in given:
         merged.pop("metrics", None)
+    if "metric" in given and given["metric"] != merged.get("metric"):
+        merged.pop("mode", None)  # it is that of the recipe's metric
     for key in left_idle({"report": {**merged, **given}}, Config, ({"report": given}, {"report": merged})):
         merged.pop(key.removeprefix("report."), None)
     chosen = _parsed({**merged, **given}, source)

@@ -242,11 +242,13 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
     Args:
       target: in the column's own unit, a fraction for accuracies.
     """
+    files = RunFolder(folder)
+    every = (files.read_config().get("evaluation") or {}).get("every", 1)
     # An accuracy is a share of examples: a row reaches its own mean, which came here as percent, whatever rounding did.
-    reached = next((index for index, value in by_round(folder, column).items() if value >= target - 1e-9), None)
+    reached = next((index for index, value in by_round(folder, column, every).items() if value >= target - 1e-9), None)
     if reached is None:
         return None
-    rows = [row for row in RunFolder(folder).progress_rows() if int(row["round"]) <= reached]
+    rows = [row for row in files.progress_rows() if int(row["round"]) <= reached]
 
     def total(name: str) -> float:
         return sum(float(row.get(name) or 0.0) for row in rows)
@@ -277,7 +279,7 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[E
             header += [f"{name}{level:.2f} %: {unit}" for unit in UNITS]
         lines: list[Line] = []
         for row in table.rows:
-            entries = [_entries(table.cells.get((row, c)), table.metric.column, level) for c, level in levels.items()]
+            entries = [_entries(table.cells.get((row, c)), level) for c, level in levels.items()]
             lines.append((row, tuple(itertools.chain(*entries))))
         if levels:
             yield Extra(f"To a target accuracy: {table.title}", caption, header, lines)
@@ -290,7 +292,7 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
       ConfigError: a fraction where percent is meant, or more than all. LookupError: no such row.
     """
     value = number(target)
-    if target is not None and tables and not (metric := tables[0].metric).is_share:
+    if target is not None and tables and not ((metric := tables[0].metric).is_share and metric.mode == "max"):
         raise LookupError(f"is an accuracy, and this report is about {metric.name}")
     if value is None:
         return None if target is None else row_of(str(target), tables)
@@ -300,9 +302,9 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
     return value
 
 
-def _entries(cell: Cell | None, column: str, level: float) -> list[Entry]:
-    """The three numbers of a cell."""
-    costs = [cost(folder, column, level / 100) for folder in cell.folders.values()] if cell else []
+def _entries(cell: Cell | None, level: float) -> list[Entry]:
+    """The three numbers of a cell, by the column of its own metric."""
+    costs = [cost(folder, cell.metric.column, level / 100) for folder in cell.folders.values()] if cell else []
     reached = [cost for cost in costs if cost is not None]
     if not reached:
         return [Entry("never" if costs else "-")] * len(UNITS)

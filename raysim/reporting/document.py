@@ -15,7 +15,7 @@ from raysim.reporting.contents import ReportContents, best_on_average
 from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, signed
 from raysim.reporting.runs import default_settings, misnamed
 from raysim.reporting.significance import LEVEL, Comparison, holm, leads
-from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
+from raysim.reporting.tables import Cell, Column, Table, all_rows, bounds_of, describe, difference, heading, text
 
 #: Settings that say what an experiment was, whether or not they are the defaults, where they count.
 ESSENTIAL = {
@@ -125,6 +125,8 @@ def _significance(report: ReportContents) -> str:
         reason = "name a method with `--against METHOD` (or `report.against`)"
         if report.subject or report.baseline:
             reason = "no two rows share a column" + (" and a seed" if len(report.tables) == 1 else "")
+            if bounds := {report.subject, report.baseline} & bounds_of(report.tables):
+                reason = f"{' and '.join(map(str, bounds))} was trained on all examples together; upper bounds are not tested"
         return f"## Significance\n\nNothing was tested: {reason}.\n"
     parts = [
         "## Significance\n",
@@ -269,7 +271,7 @@ def _told_apart(first: Mapping[str, Sequence[Contest]]) -> str:
 def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
     """The mean gain of one row over another."""
     columns = [table.column_cells(column) for table in tables for column in table.columns]
-    gains = [cells[subject].mean - cells[baseline].mean for cells in columns if {subject, baseline} <= cells.keys()]
+    gains = [difference(cells[subject], cells[baseline]) for cells in columns if {subject, baseline} <= cells.keys()]
     if not gains:
         return f"No column holds both {subject} and {baseline}."
     metric = tables[0].metric

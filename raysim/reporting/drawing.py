@@ -35,7 +35,7 @@ FIGURES = {
     "bars": Kind(
         figures.bars,
         "Means; error bars are the standard deviation, a diamond is the published mean.",
-        "no table holds a number",
+        f"no table holds a number, or there are more than {figures.MOST_GROUPS} columns",
         ("figure_1",),
     ),
     "lines": Kind(
@@ -80,7 +80,8 @@ FIGURES = {
     ),
     "norms": Kind(
         traces.norms,
-        "Gradient norms, client by layer, at the first and the last round that logged them.",
+        f"Gradient norms, client by layer, at the first and the last round that logged them; of {traces.MOST_MAPS} cells at "
+        "most.",
         "no run logged gradient norms",
         ("figure_A1",),
     ),
@@ -116,13 +117,14 @@ FIGURES = {
     ),
     "map": Kind(
         maps.maps,
-        "Left: mean gain of each pair over the one of the baseline, by seed, in points; bold: its 95 % interval leaves out 0. "
+        "Left: mean gain of each pair over the one of the baseline, by seed; bold: its 95 % interval leaves out 0. "
         "Right: what that gain is beyond the sum of the gains that row and column have alone. Grey: no run.",
         "it needs report.baseline, report.gain as label=value, and that label as the only column label",
     ),
     "gains": Kind(
         maps.gains,
-        "Mean gain of each row over the baseline in the same column, by seed, in points; bold: its 95 % interval leaves out 0.",
+        "Mean gain of each row over the baseline in the same column, by seed: blue is better, red worse. Bold: its 95 % interval "
+        "leaves out 0.",
         "it needs report.baseline and two columns or more",
     ),
     "space": Kind(

@@ -40,13 +40,14 @@ def numeric_label(tables: Sequence[Table]) -> str | None:
     """The first column label of which some table has two or more values, all of them numbers (or missing)."""
     for place, name in enumerate(tables[0].names):
         values = [{column[place] for column in table.columns} - {None} for table in tables]
-        if all(number(value) is not None for value in set.union(*values)) and max(map(len, values)) > 1:
+        numbers = [number(value) for value in set.union(*values)]
+        if all(value is not None and math.isfinite(value) for value in numbers) and max(map(len, values)) > 1:
             return name
     return None
 
 
-#: Letters of a tick's name to an inch.
-LETTERS = 13
+#: Letters of a tick's name to an inch, and groups of bars that one figure can hold.
+LETTERS, MOST_GROUPS = 13, 60
 
 
 def bars(report: ReportContents) -> Iterator[Figure]:
@@ -54,21 +55,32 @@ def bars(report: ReportContents) -> Iterator[Figure]:
     tables, groups = report.tables, {}
     if len(tables) == 1:
         (table,) = tables
-        groups = {heading(table.names, column): table.column_cells(column) for column in table.columns}
+        groups = _by_column(table)
         title = table.title
     else:
         name = "alpha" if "alpha" in tables[0].names else numeric_label(tables) or ""
-        smallest = set()
+        smallest: set[Label | None] = set()
+        drawn: list[tuple[Table, Column, dict[str, Label | None]]] = []
         for table in tables:
             labels = {column: dict(zip(table.names, column, strict=True)) for column in table.columns}
             numbers = {column: number(labels[column].get(name)) for column in table.columns}
             least = min((value for value in numbers.values() if value is not None), default=None)
-            for column in (column for column in table.columns if numbers[column] == least or least is None):
-                smallest.add(text(labels[column].pop(name, None)))
-                rest: dict[str, Label] = {key: text(value) for key, value in labels[column].items()}
-                groups[describe({**table.labels, **rest})] = table.column_cells(column)
-        title = f"{name} = {', '.join(sorted(smallest))}" if name else ""
+            chosen = [column for column in table.columns if numbers[column] == least or least is None]
+            smallest |= {labels[column].get(name) for column in chosen}
+            drawn += [(table, column, labels[column]) for column in chosen]
+        is_one = len(smallest) == 1  # and is told once, above
+        for table, column, own in drawn:
+            rest: dict[str, Label] = {key: text(value) for key, value in own.items() if not (is_one and key == name)}
+            groups[describe({**table.labels, **rest})] = table.column_cells(column)
+        title = f"{name} = {text(next(iter(smallest)))}" if is_one and name else ""
+    if len(groups) > MOST_GROUPS:
+        return
     yield _bars(groups, report.styles, all_rows(tables), title=title, axis=report.measure.axis)
+
+
+def _by_column(table: Table) -> dict[str, dict[str, Cell]]:
+    """Name of a column -> its cells by row."""
+    return {heading(table.names, column, table.metric.quantity): table.column_cells(column) for column in table.columns}
 
 
 def strategies(report: ReportContents) -> Iterator[Figure]:
@@ -132,11 +144,11 @@ def grouped_bars(axes: Axes, groups: Groups, rows: Sequence[str], styles: Styles
 def ranks(report: ReportContents) -> Iterator[Figure]:
     """For each table a panel a column: a bar for every row, the best on top, and a line at the baseline's mean."""
     for table in report.tables:
-        groups = {heading(table.names, column): table.column_cells(column) for column in table.columns}
-        groups = {name: group for name, group in groups.items() if group}
+        groups = {name: group for name, group in _by_column(table).items() if group}
         if not groups:
             continue
         figure, panels = grid(len(groups), across=3, width=4.2, height=0.8 + 0.2 * max(map(len, groups.values())))
+        rounded = "{:.1f}" if table.metric.is_share else "{:#.3g}"
         for axes, (name, group) in zip(panels, groups.items(), strict=True):
             rows = sorted(group, key=lambda row: group[row].mean, reverse=report.measure.mode == "min")
             means, stds = [group[row].mean for row in rows], [group[row].std or 0.0 for row in rows]
@@ -145,7 +157,7 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
             axes.barh(range(len(rows)), means, 0.8, xerr=drawn, color=colours, ecolor="#777777")
             for place, (mean, std) in enumerate(zip(means, stds, strict=True)):
                 told = axes.annotate(
-                    f"{mean:.1f}", (mean + std, place), (3, 0), textcoords="offset points", va="center"
+                    rounded.format(mean), (mean + std, place), (3, 0), textcoords="offset points", va="center"
                 )
                 told.set(fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
             if report.baseline in group:

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from raysim.core.texts import number
 from raysim.reporting.contents import ReportContents
-from raysim.reporting.panels import grid, legend
+from raysim.reporting.measure import ReportMetric
+from raysim.reporting.panels import grid, legend, plain
 from raysim.reporting.published import is_same
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Effect, effect_of
@@ -41,9 +42,9 @@ def gains(report: ReportContents) -> Iterator[Figure]:
         size = CELL[0] * len(columns) + NAMES + 0.8, CELL[1] * len(rows) + 1.6
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        _heat_of(axes, rows, columns, found)
+        _heat_of(axes, rows, columns, found, table.metric)
         axes.set_xlabel(", ".join(table.names), fontsize=8)
-        axes.set_title(f"{table.title}: gain over {report.baseline}", fontsize=9)
+        axes.set_title(plain(f"{table.title}: {_called(table.metric)} {report.baseline}"), fontsize=9)
         yield figure
 
 
@@ -90,39 +91,57 @@ def _figure(table: Table, base: Place, gains: Mapping[Place, Effect]) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     named = f"{base[0]} and {text(base[1][0])}"
     columns = [base[1], *(column for column in table.columns if column != base[1])]
-    _heat_of(left, table.rows, columns, gains)
-    left.set_title(f"gain over {named}, {table.metric.axis}", fontsize=9)
-    _heat(right, table.rows, columns, beyond_parts(gains, base), set())
+    _heat_of(left, table.rows, columns, gains, table.metric)
+    left.set_title(plain(f"{_called(table.metric)} {named}"), fontsize=9)
+    _heat(right, table.rows, columns, beyond_parts(gains, base), set(), table.metric)
     right.set_title("gain beyond the sum of both parts' own", fontsize=9)
     figure.suptitle(table.title, fontsize=9)
     return figure
 
 
-def _heat_of(axes: Axes, rows: Sequence[str], columns: Sequence[Column], gains: Mapping[Place, Effect]) -> None:
+def _called(metric: ReportMetric) -> str:
+    """What a map shows: "gain in accuracy (%) over", or a difference where less is better."""
+    return f"gain in {metric.axis} over" if metric.mode == "max" else f"difference in {metric.axis} to"
+
+
+def _heat_of(
+    axes: Axes,
+    rows: Sequence[str],
+    columns: Sequence[Column],
+    gains: Mapping[Place, Effect],
+    metric: ReportMetric,
+) -> None:
     """Gains, bold where the interval leaves out 0."""
     certain = {place for place, effect in gains.items() if effect.is_certain}
-    _heat(axes, rows, columns, {place: effect.mean for place, effect in gains.items()}, certain)
+    _heat(axes, rows, columns, {place: effect.mean for place, effect in gains.items()}, certain, metric)
 
 
 def _heat(
-    axes: Axes, rows: Sequence[str], columns: Sequence[Column], values: Mapping[Place, float], certain: set[Place]
+    axes: Axes,
+    rows: Sequence[str],
+    columns: Sequence[Column],
+    values: Mapping[Place, float],
+    certain: set[Place],
+    metric: ReportMetric,
 ) -> None:
-    """Cells with their numbers, red below 0, blue above; grey where there is none, bold where it is certain."""
+    """Cells with their numbers, the better ones blue, the worse red; grey where there is none, bold where it is certain."""
     grid = np.array([[values.get((row, column), np.nan) for column in columns] for row in rows])
     known = np.abs(grid[np.isfinite(grid)])
     # One run that went to pieces would take all colour from the others.
     limit = max(float(np.quantile(known, 0.9)), 1e-9) if known.size else 1.0
     axes.set_facecolor("#dddddd")
-    image = axes.imshow(grid, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    rounded = "{:+.1f}" if metric.is_share else "{:+.2g}"
+    cmap = "RdBu" if metric.mode == "max" else "RdBu_r"
+    image = axes.imshow(grid, cmap=cmap, vmin=-limit, vmax=limit, aspect="auto")
     for (down, across), value in np.ndenumerate(grid):
         if np.isfinite(value):
             weight = "bold" if (rows[down], columns[across]) in certain else "normal"
             colour = "white" if abs(value) > 0.7 * limit else "black"
-            words = f"{value:+.1f}".replace("-", "−")
+            words = rounded.format(value).replace("-", "−")
             axes.text(across, down, words, ha="center", va="center", fontsize=6, weight=weight, color=colour)
-    names = [", ".join(map(text, column)) for column in columns]
+    names = [plain(", ".join(map(text, column))) for column in columns]
     axes.set_xticks(range(len(columns)), names, rotation=60, ha="right", fontsize=7)
-    axes.set_yticks(range(len(rows)), rows, fontsize=7)
+    axes.set_yticks(range(len(rows)), list(map(plain, rows)), fontsize=7)
     axes.figure.colorbar(image, ax=axes, extend="both", shrink=0.8)
 
 
@@ -149,6 +168,10 @@ def space(report: ReportContents) -> Iterator[Figure]:
             elif own:
                 mean = sum(score for _, score in own) / len(own)
                 axes.axhline(mean, color=style.colour, linestyle="--", label=f"{row}, mean")
+        lost = [x for run in report.runs if not run.is_finished and (x := number(run.labels.get(name))) is not None]
+        if lost:
+            bottom = axes.get_xaxis_transform()
+            axes.plot(lost, [0.02] * len(lost), "x", ms=5, color="#d62728", transform=bottom, label="not finished")
         _scale(axes, report.finished, name, "x")
         axes.set_ylabel(report.measure.axis)
     if is_plane:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.config import nearest
-from raysim.core.direction import Direction, column_of
+from raysim.core.direction import Direction, column_of, is_due
 from raysim.core.errors import DataError
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.published import WORDS
@@ -77,7 +77,8 @@ class ReportMetric:
     @property
     def is_share(self) -> bool:
         """Whether it is told in percent."""
-        return bool(SHARE.search(self.bare.rpartition("/")[2]))
+        name = self.bare.rpartition("/")[2]
+        return "_by_" not in name and bool(SHARE.search(name))  # accuracy_by_gradient is a correlation
 
     @property
     def better(self) -> str:
@@ -126,7 +127,8 @@ class ReportMetric:
         value = run.summary.get(self.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self.scale * value
-        rounds = recorded(run.folder, self.column) if "/" in self.bare else {}
+        every = (run.config.get("evaluation") or {}).get("every", 1)
+        rounds = recorded(run.folder, self.column, every) if "/" in self.bare else {}
         if not rounds:
             return None
         number = list(rounds.values())[-1]
@@ -143,14 +145,22 @@ class ReportMetric:
         return self.scale * number
 
 
-def recorded(folder: Path, column: str) -> dict[int, float]:
-    """Round -> value, of every round that recorded one."""
-    return {int(row["round"]): float(row[column]) for row in RunFolder(folder).progress_rows() if row.get(column)}
+def recorded(folder: Path, column: str, every: int = 1) -> dict[int, float]:
+    """Round -> value, of every round that recorded one.
+
+    Args:
+      every: rounds between evaluations; what the server scored in other rounds counts for nothing, see `is_due`.
+    """
+    rows = list(RunFolder(folder).progress_rows())
+    found = {int(row["round"]): float(row[column]) for row in rows if row.get(column)}
+    if not column.startswith("server/"):
+        return found
+    return {index: value for index, value in found.items() if is_due(index + 1, every, int(rows[-1]["round"]) + 1)}
 
 
-def by_round(folder: Path, column: str) -> dict[int, float]:
-    """Round -> value, of every round that recorded a finite one."""
-    return {number: value for number, value in recorded(folder, column).items() if math.isfinite(value)}
+def by_round(folder: Path, column: str, every: int = 1) -> dict[int, float]:
+    """The same without values that are not finite."""
+    return {index: value for index, value in recorded(folder, column, every).items() if math.isfinite(value)}
 
 
 def logged(folder: Path, name: str) -> dict[int, np.ndarray]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -18,6 +19,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vP*X"
 HATCHES = ("", "///", "...", "xxx")
 DASHES = ("-", "--", ":", "-.")
+
+Panel = TypeVar("Panel")
 
 #: Panels of one figure; more cannot be read on a page.
 MOST_PANELS = 12
@@ -77,7 +80,9 @@ def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None)
     lines = math.ceil(len(entries) / columns)
     columns = math.ceil(len(entries) / lines)
     figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * lines)
-    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns, frameon=False)
+    figure.legend(
+        list(entries.values()), list(map(plain, entries)), loc="outside lower center", ncols=columns, frameon=False
+    )
 
 
 def band(axes: Axes, x: Sequence[float], mean: Sequence[float], std: Sequence[float | None], colour: str) -> None:
@@ -88,8 +93,20 @@ def band(axes: Axes, x: Sequence[float], mean: Sequence[float], std: Sequence[fl
 
 
 def wrap(words: str, width: int = 34) -> str:
-    """The words in lines of at most so many letters; a longer word stays whole."""
-    return textwrap.fill(words, width, break_long_words=False)
+    """The words in lines of at most so many letters; a longer word stays whole, and so does `alpha = 0.1`."""
+    bound = plain(words).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    return textwrap.fill(bound, width, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def plain(words: str) -> str:
+    """A name as matplotlib draws it: a dollar sign begins no formula."""
+    return words.replace("$", r"\$")
+
+
+def pages(panels: Sequence[Panel]) -> Iterator[Sequence[Panel]]:
+    """The panels of each figure, where they are too many for one."""
+    for start in range(0, len(panels), MOST_PANELS):
+        yield panels[start : start + MOST_PANELS]
 
 
 def rounds_below(axes: Axes) -> None:
@@ -103,19 +120,20 @@ def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
     if low < 0 or high <= 0:
         axes.set_ylabel(name)  # matplotlib's own limits hold zero, where bars begin
         return
-    span = max(high - low, 1.0)
-    start = math.floor(max(0.0, low - 0.25 * span) / 5) * 5
+    span = max(high - low, 0.01 * high)
+    step = 5.0 if high > 20 else 10.0 ** math.floor(math.log10(span))
+    start = math.floor(max(0.0, low - 0.25 * span) / step) * step
     if start < 0.35 * high:
         start = 0
     axes.set_ylim(start, high + 0.06 * (high - start))
-    axes.set_ylabel(f"{name}; the axis begins at {start}" if start else name)
+    axes.set_ylabel(f"{name}; the axis begins at {start:g}" if start else name)
 
 
 def scale_decreasing(axes: Axes, values: Sequence[float]) -> None:
-    """The given values as ticks, largest on the left; logarithmic if they span more than a factor of 20."""
+    """The given values as ticks, largest on the left; logarithmic if they span more than a factor of 10."""
     places = np.array(sorted(values))
     names = [f"{value:g}" for value in places]
-    is_log = places[0] > 0 and places[-1] / places[0] > 20
+    is_log = places[0] > 0 and places[-1] / places[0] > 10
     if is_log:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,12 +138,13 @@ def is_same(left: object, right: object) -> bool:
     """
     one, two = number(left), number(right)
     if one is not None and two is not None:
-        return abs(one - two) <= 1e-9 * max(abs(one), abs(two))
+        return one == two or abs(one - two) <= 1e-9 * max(abs(one), abs(two))
     return canonical(left) == canonical(right)
 
 
 def canonical(name: object) -> str:
-    return "".join(letter for letter in str(name).casefold() if letter.isalnum() or letter in "+*")
+    """The letters and digits of a name, with the point of a decimal fraction."""
+    return "".join(re.findall(r"[^\W_]|[+*]|(?<=\d)\.(?=\d)", str(name).casefold()))
 
 
 def match(

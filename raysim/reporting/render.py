@@ -227,21 +227,20 @@ def _effect(effect: Effect, digits: int) -> str:
     return words if effect.d is None else f"{words}, d {signed(effect.d, 1)}"
 
 
-def write_csv(path: Path, tables: Sequence[Table], metric: str) -> None:
+def write_csv(path: Path, tables: Sequence[Table]) -> None:
     """Long form: a line per cell, shares in percent in full precision, empty where there is no number."""
     cells = [cell for table in tables for row in table.rows for cell in table.row_cells(row).values()]
     labels = list(dict.fromkeys(key for cell in cells for key in cell.labels))
-    name = f"{metric}_pct" if tables[0].metric.is_share else metric
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(harmless([*labels, *_numbers(cells[0], name)]))
-        rows = ([*map(cell.labels.get, labels), *_numbers(cell, name).values()] for cell in cells)
+        writer.writerow(harmless([*labels, *_numbers(cells[0])]))
+        rows = ([*map(cell.labels.get, labels), *_numbers(cell).values()] for cell in cells)
         writer.writerows(map(harmless, rows))
 
 
-def _numbers(cell: Cell, metric: str) -> dict[str, object]:
+def _numbers(cell: Cell) -> dict[str, object]:
     """The numbers of a cell by the names that table.csv has for them."""
-    theirs = cell.published
+    theirs, metric = cell.published, f"{cell.metric.name}{'_pct' * cell.metric.is_share}"
     return {
         "metric": metric if cell.n else theirs and theirs.metric,
         "mean": cell.mean if cell.n else None,

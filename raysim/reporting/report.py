@@ -15,8 +15,7 @@ from raysim.core.texts import visible
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import conclusions, document
-from raysim.reporting.drawing import captions, draw
-from raysim.reporting.measure import DEFAULT
+from raysim.reporting.drawing import FIGURES, captions, draw
 from raysim.reporting.render import header_of, latex, lines_of, terminal, write_csv
 from raysim.reporting.runs import Settings
 from raysim.reporting.significance import Comparison, holm
@@ -91,7 +90,7 @@ def _p_values(contents: ReportContents) -> pd.DataFrame:
     for title, comparisons in tests.items():
         for test, adjusted in zip(comparisons, holm([test.result.p for test in comparisons]), strict=True):
             result, effect = test.result, test.effect
-            pair = title, heading(names, test.column), test.method, test.other
+            pair = title, heading(names, test.column, contents.measure.quantity), test.method, test.other
             rows.append((*pair, result.p, adjusted, result.num_pairs, effect.mean, effect.low, effect.high, effect.d))
     return pd.DataFrame(rows, columns=list(P_VALUES))
 
@@ -151,9 +150,12 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
     figures = draw(report, on_missing=add_note)
     with explained("cannot write the report", folder, "give another folder with --out", OSError):
         (folder / "figures").mkdir(parents=True, exist_ok=True)
+        for picture in (folder / "figures").glob("*.png"):  # of an earlier report, perhaps on another metric
+            if picture.stem.rpartition("_")[0] in FIGURES or picture.stem in FIGURES:
+                picture.unlink()
         for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
-        write_csv(folder / "table.csv", report.tables, report.group.metric or DEFAULT)
+        write_csv(folder / "table.csv", report.tables)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
         (folder / "report.md").write_text(visible(document(report, captions(figures), notes), keep="\n"))
     return folder / "report.md"

@@ -26,6 +26,7 @@ from raysim.reporting.tables import (
     averages_of,
     bounds_of,
     cell_of,
+    difference,
     heading,
 )
 
@@ -217,7 +218,7 @@ def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Publi
         label, is_label, value = gain.partition("=")
         wanted = f"column label {label} with the value {value}" if is_label else f"pair of rows X and X + {gain}"
         known = [name for table in tables for name in (table.names if is_label else table.rows)]
-        raise LookupError(f"no table has a {wanted}. {nearest(label, known)}")
+        raise LookupError(f"no table has a {wanted}. {nearest(label, list(dict.fromkeys(known)))}")
     return with_them
 
 
@@ -229,7 +230,7 @@ def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column,
         cells = {row: cell for row, cell in table.column_cells(column).items() if (row, column) in bases}
         if cells:
             labels = {**next(iter(cells.values())).labels, "method": AVERAGE}
-            scores: dict[Label, float] = {row: cell.mean - bases[row, column].mean for row, cell in cells.items()}
+            scores: dict[Label, float] = {row: difference(cell, bases[row, column]) for row, cell in cells.items()}
             gains[column] = cell_of(labels, scores, match(theirs, labels, metrics=GAINS))
     return gains
 

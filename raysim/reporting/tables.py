@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,7 @@ def cells_of(
     A run that was made twice (equal parameters at the end) counts once: sweeps that share runs can be reported together.
 
     Args:
-      metrics: (labels that the metric adds, metric): a cell of each run for each of them.
+      metrics: (labels that the metric adds, metric): a cell of each run for each of them; of several, for those it recorded.
     Raises:
       DataError: two different runs of one setting and seed, or a run without that metric.
     """
@@ -175,7 +176,13 @@ def cells_of(
             what = f"two different runs of {describe(run.labels)} with seed {run.seed}"
             mend = "report one of them, or tell them apart by `labels` in their configurations"
             raise DataError(what, f"{twin.folder} and {run.folder}", mend)
-    return [_cell(seeds, more, metric, tables) for seeds in settings.values() for more, metric in metrics]
+    cells = []
+    for seeds, (more, metric) in product(settings.values(), metrics):
+        # What a run lacks of several metrics is left out; a single one is an error, which names what there is.
+        known = {seed: run for seed, run in seeds.items() if len(metrics) == 1 or metric.score(run) is not None}
+        if known:
+            cells.append(_cell(known, more, metric, tables))
+    return cells
 
 
 def _is_again(run: ReportedRun, other: ReportedRun, metrics: Sequence[ReportMetric]) -> bool:
@@ -199,6 +206,14 @@ def _cell(
 def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:
     """The cell of some scores."""
     return Cell(labels, *mean_and_std(list(scores.values())), scores, {}, published)
+
+
+def difference(one: Cell, other: Cell) -> float:
+    """One mean less another, over the seeds that both have where they share some, as the tests pair them."""
+    common = [seed for seed in one.scores if seed in other.scores]
+    if not common:
+        return one.mean - other.mean
+    return float(np.mean([one.scores[seed] - other.scores[seed] for seed in common]))
 
 
 def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -22,11 +23,12 @@ from raysim.reporting.measure import logged
 from raysim.reporting.panels import (
     COLOURS,
     MARKERS,
-    MOST_PANELS,
     Styles,
     band,
     grid,
     legend,
+    pages,
+    plain,
     rounds_below,
     styles_of,
     wrap,
@@ -48,7 +50,7 @@ def curves(report: ReportContents) -> Iterator[Figure]:
     """
     for table in report.tables:
         columns = measured(table, scored_by_round)
-        if panels := [(column_title(table, column), lines) for column, lines in columns.items()]:
+        for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
             yield line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, title_size="large")
 
 
@@ -57,22 +59,25 @@ def scored_by_round(cell: Cell) -> pd.DataFrame:
     return by_round(cell, cell.metric.column, cell.metric.scale)
 
 
-def by_round(cell: Cell, name: str, scale: float = 1.0) -> pd.DataFrame:
-    """[rounds, counted from 1, seeds]: a column of progress.csv in the rounds for which every seed recorded it."""
+def by_round(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
+    """[rounds, counted from 1, seeds]: a column of progress.csv in the rounds for which every seed recorded it.
+
+    With `join` outer, in those for which any did.
+    """
     seeds = {}
     for seed, folder in cell.folders.items():
         rows = [row for row in RunFolder(folder).progress_rows() if row.get(name)]
         seeds[seed] = pd.Series({int(row["round"]) + 1: scale * float(row[name]) for row in rows}, dtype=float)
-    return pd.concat(seeds, axis=1, join="inner").sort_index() if seeds else pd.DataFrame()
+    return pd.concat(seeds, axis=1, join=join).sort_index() if seeds else pd.DataFrame()
 
 
 def measured(table: Table, measure: Callable[..., pd.DataFrame], *options: object) -> dict[Column, Lines]:
-    """Column -> row -> measure(cell, *options), without empty ones; of the first columns that have any."""
+    """Column -> row -> measure(cell, *options), without empty ones."""
     lines: dict[Column, Lines] = {}
     for column in table.columns:
         frames = {row: measure(cell, *options) for row, cell in table.column_cells(column).items()}
         lines[column] = {row: frame for row, frame in frames.items() if not frame.empty}
-    return dict(islice(((column, frames) for column, frames in lines.items() if frames), MOST_PANELS))
+    return {column: frames for column, frames in lines.items() if frames}
 
 
 def column_title(table: Table, column: Column) -> str:
@@ -96,12 +101,15 @@ def line_figure(
             # Not over the other seeds where one diverged: the line has a gap there.
             mean, std = frame.mean(axis=1, skipna=False), frame.std(axis=1, skipna=False)
             style = styles[label]
-            axes.plot(mean.index, mean, style.dash, color=style.colour, linewidth=style.width, label=label)
+            marker = style.marker if len(mean) == 1 else ""
+            axes.plot(
+                mean.index, mean, style.dash, marker=marker, color=style.colour, linewidth=style.width, label=label
+            )
             band(axes, mean.index, mean, std, style.colour)
         axes.set_title(name, fontsize=title_size)
         axes.set_ylabel(ylabel)
         rounds_below(axes)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(plain(title), fontsize=10)
     legend(figure, all_axes)
     return figure
 
@@ -112,30 +120,31 @@ def weights(report: ReportContents) -> Iterator[Figure]:
     The line of `report.client` is bold; if none is given, that of the balanced client (1) of partition nine_plus_one.
     """
     tables = ((name, run, run.client_rows()) for name, run in _named_runs(report.tables))
-    runs = list(islice(((name, run, table) for name, run, table in tables if table is not None), MOST_PANELS))
-    if not runs:
-        return
-    figure, panels = grid(len(runs), width=3.3, height=2.6)
-    for axes, (name, run, table) in zip(panels, runs, strict=True):
-        is_nine_plus_one = (run.read_config().get("partition") or {}).get("scheme") == "nine_plus_one"
-        bold = 1 if report.group.client is None and is_nine_plus_one else report.group.client
-        _weights(axes, table.to_pandas().sort_values("round", kind="stable"), bold)
-        axes.set(title=wrap(name), ylabel="aggregation weight", ylim=(0, None))
-        rounds_below(axes)
-    legend(figure, panels)
-    yield figure
+    for runs in pages([(name, run, table) for name, run, table in tables if table is not None]):
+        figure, panels = grid(len(runs), width=3.3, height=2.6)
+        for axes, (name, run, table) in zip(panels, runs, strict=True):
+            is_nine_plus_one = (run.read_config().get("partition") or {}).get("scheme") == "nine_plus_one"
+            bold = 1 if report.group.client is None and is_nine_plus_one else report.group.client
+            _weights(axes, table.to_pandas().sort_values("round", kind="stable"), bold)
+            axes.set_title(wrap(name), fontsize=9)
+            axes.set(ylabel="aggregation weight", ylim=(0, None))
+            rounds_below(axes)
+        legend(figure, panels)
+        yield figure
 
 
 def _weights(axes: Axes, rows: pd.DataFrame, bold: int | None) -> None:
     """A line for each client, from rows (round, client, weight); dotted: equal weights."""
     if "is_dropped" in rows:
         rows = rows[~rows["is_dropped"].astype(bool)]
+    if rows.empty:
+        return
     clients, num_rounds = rows.groupby("client"), rows["round"].nunique()
     styles = styles_of([str(client) for client in clients.groups])
     has_colours = len(styles) <= 2 * len(COLOURS)
     for client, line in clients:
         colour, dash = (styles[str(client)].colour, styles[str(client)].dash) if has_colours else ("#888888", "-")
-        marker = "" if len(line) == num_rounds else "."  # points show in which rounds a client took part
+        marker = "" if len(line) == num_rounds > 1 else "."  # points show in which rounds a client took part
         (drawn,) = axes.plot(line["round"] + 1, line["weight"], dash, color=colour, marker=marker)
         drawn.set(markersize=3, linewidth=0.8, alpha=0.7)
         if client == bold:
@@ -214,11 +223,11 @@ def representation(report: ReportContents) -> Iterator[Figure]:
         columns = [column for column in table.columns if any(column in found for found in lines.values())]
         panels = [
             (wrap(DISTANCES[name]) + _below(table, column), lines[name].get(column, {}))
-            for column in columns[:MOST_PANELS]
+            for column in columns
             for name in DISTANCES
         ]
-        if panels:
-            yield line_figure(table.title, panels, report.styles, across=len(DISTANCES))
+        for some in pages(panels):
+            yield line_figure(table.title, some, report.styles, across=len(DISTANCES))
 
 
 def drift_reduction(report: ReportContents) -> Iterator[Figure]:
@@ -242,9 +251,8 @@ def drift_reduction(report: ReportContents) -> Iterator[Figure]:
                         styles[f"{row} against {base}"] = report.styles[row]
             if lines:
                 panels.append((column_title(table, column), lines))
-        if panels:
-            ylabel = "reduction of local drift"
-            figure = line_figure(table.title, panels[:MOST_PANELS], styles, ylabel=ylabel, width=3.6)
+        for some in pages(panels):
+            figure = line_figure(table.title, some, styles, ylabel="reduction of local drift", width=3.6)
             for axes in figure.axes:
                 axes.axhline(0, color="#444444", linewidth=0.8, linestyle=":")
             yield figure
@@ -262,17 +270,16 @@ def agreement(report: ReportContents) -> Iterator[Figure]:
             name = wrap(describe(table.labels)) + _below(table, column)
             logged = (_first_agreement(cell) for cell in table.column_cells(column).values())
             panels += islice(((name, values) for values in logged if values), 1)
-    if not panels:
-        return
-    figure, all_axes = grid(min(len(panels), MOST_PANELS))
-    for axes, (name, values) in zip(all_axes, panels, strict=False):
-        pooled = np.concatenate(values)
-        axes.hist(pooled, bins=min(30, max(8, len(pooled) // 4)), color="#0072B2", edgecolor="white", linewidth=0.4)
-        decisions = [f"{g1:+.2f} ({'lowest' if g1 > 0 else 'highest'})" for g1 in map(_skewness, values)]
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_title(f"{name}\n{wrap('g1 = ' + ', '.join(decisions), 44)}", fontsize=9)
-        axes.set(xlabel="agreement S", ylabel="layers")
-    yield figure
+    for some in pages(panels):
+        figure, all_axes = grid(len(some))
+        for axes, (name, values) in zip(all_axes, some, strict=True):
+            pooled = np.concatenate(values)
+            axes.hist(pooled, bins=min(30, max(8, len(pooled) // 4)), color="#0072B2", edgecolor="white", linewidth=0.4)
+            decisions = [f"{g1:+.2f} ({'lowest' if g1 > 0 else 'highest'})" for g1 in map(_skewness, values)]
+            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.set_title(f"{name}\n{wrap('g1 = ' + ', '.join(decisions), 44)}", fontsize=9)
+            axes.set(xlabel="agreement S", ylabel="layers")
+        yield figure
 
 
 def _skewness(values: np.ndarray) -> float:
@@ -299,17 +306,15 @@ def spectrum(report: ReportContents) -> Iterator[Figure]:
     """
     for table in report.tables:
         columns = measured(table, _last_spectra)
-        panels = [(column_title(table, column), lines) for column, lines in columns.items()]
-        if not panels:
-            continue
-        figure = line_figure(table.title, panels, report.styles, ylabel="relative singular value", width=3.4)
-        for axes, (_, spectra) in zip(figure.axes, panels, strict=True):
-            if min(frame.min(axis=None) for frame in spectra.values()) < 1 / 20:
-                axes.set_yscale("log")
-            else:
-                axes.set_ylim(0, None)
-            axes.set_xlabel("index")
-        yield figure
+        for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
+            figure = line_figure(table.title, panels, report.styles, ylabel="relative singular value", width=3.4)
+            for axes, (_, spectra) in zip(figure.axes, panels, strict=True):
+                if min(frame.min(axis=None) for frame in spectra.values()) < 1 / 20:
+                    axes.set_yscale("log")
+                else:
+                    axes.set_ylim(0, None)
+                axes.set_xlabel("index")
+            yield figure
 
 
 def _last_spectra(cell: Cell) -> pd.DataFrame:
@@ -332,8 +337,7 @@ def premise(report: ReportContents) -> Iterator[Figure]:
     for table in report.tables:
         named = ((row, column, table.cells.get((row, column))) for column, row in product(table.columns, table.rows))
         points = ((f"{row}{_beside(table, column)}", cell, _points(cell)) for row, column, cell in named if cell)
-        panels = list(islice((panel for panel in points if panel[2]), MOST_PANELS))
-        if panels:
+        for panels in pages([panel for panel in points if panel[2]]):
             yield _premise_figure(table.title, panels)
 
 
@@ -341,13 +345,13 @@ def _beside(table: Table, column: Column) -> str:
     return f", {heading(table.names, column)}" if table.names else ""
 
 
-def _premise_figure(title: str, panels: list[tuple[str, Cell, dict[int, np.ndarray]]]) -> Figure:
+def _premise_figure(title: str, panels: Sequence[tuple[str, Cell, dict[int, np.ndarray]]]) -> Figure:
     figure, all_axes = grid(len(panels), width=3.3, height=2.8)
     for axes, (name, cell, rounds) in zip(all_axes, panels, strict=True):
         for index, colour, marker in zip(rounds, COLOURS, MARKERS, strict=False):
             gradients, accuracies = rounds[index].T
             axes.plot(gradients, 100 * accuracies, marker, ms=3, color=colour, alpha=0.6, label=round_name(index))
-        mean = by_round(cell, "diagnostics/accuracy_by_gradient").stack().mean()
+        mean = by_round(cell, "diagnostics/accuracy_by_gradient", join="outer").stack().mean()
         axes.set_title(f"{wrap(name)}\nmean rank correlation {mean:+.2f}", fontsize=9)
         gradients = np.concatenate([values[:, 0] for values in rounds.values()])
         is_wide = gradients.max() > SPAN * gradients.min()

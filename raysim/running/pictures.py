@@ -107,12 +107,13 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _name_ticks(axis: Axis, names: Sequence[object], *, most: int = 40, size: int = 7) -> None:
-    """Write as many names along an axis as fit; those of columns stand upright."""
+    """Write as many names along an axis as fit, a dollar sign as such; those of columns stand upright."""
     from matplotlib.axis import XAxis
 
     step = max(1, -(-len(names) // most))
     rotation = 90 if isinstance(axis, XAxis) else 0
-    axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]], rotation=rotation, fontsize=size)
+    plain = [str(name).replace("$", r"\$") for name in names[::step]]
+    axis.set_ticks(range(0, len(names), step), plain, rotation=rotation, fontsize=size)
 
 
 def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
@@ -211,9 +212,11 @@ def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Figure:
     height = float(np.clip(0.24 * num_classes, 1.5, 16))
     cell = 72 * min(0.24, width / shown, height / num_classes)  # points
     figure, axes = _figure(width + 2, height + 1)
-    axes.scatter(clients, classes_, s=np.maximum(0.3, cell**2 * counts / counts.max()), color="tab:blue", linewidths=0)
+    axes.scatter(
+        clients, classes_, s=np.maximum(0.3, cell**2 * counts / counts.max(initial=1)), color="tab:blue", linewidths=0
+    )
     _name_ticks(axes.yaxis, classes, most=int(height / 0.14), size=8)
-    title = f"examples per client and class (largest: {counts.max()})"
+    title = f"examples per client and class (largest: {counts.max(initial=0)})"
     axes.set(xlabel="client", ylabel="class", title=title if step == 1 else f"{title}, one client in {step}")
     axes.set(xlim=(-1, num_clients), ylim=(-1, num_classes))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.config import StopGroup
-from raysim.core.direction import direction_of, main_of
+from raysim.core.direction import direction_of, is_due, main_of
 from raysim.core.settings import Settings
 from raysim.core.texts import cells, round_name
 from raysim.engine.round_metrics import RoundRecord
@@ -220,12 +220,10 @@ def judged(
 
     Args:
       main: the main metric; None: what the rows have, see `main_of`.
-      every: rounds between evaluations, 0 for the last one alone. A run that was made longer was also evaluated in what was
-        its last round: that counts for nothing, or the run would not be one of that length.
+      every: rounds between evaluations, 0 for the last one alone; only those that are due count.
     """
     main = main or main_of(rows[0] if rows else ())
-    due = (int(row["round"]) + 1 for row in rows)
-    rows = [row for row, n in zip(rows, due, strict=True) if (every and n % every == 0) or n == num_rounds]
+    rows = [row for row in rows if is_due(int(row["round"]) + 1, every, num_rounds)]
     scores, validation = _points(rows, f"server/{main}"), _points(rows, f"server/validation_{main}")
     best, chosen = _best(scores, main), _best(validation, main)
     late = num_rounds - max(1, math.ceil(num_rounds / 10))

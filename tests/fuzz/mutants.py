@@ -249,7 +249,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/reporting/significance.py": (
         "tests/reporting/test_significance.py tests/reporting/test_metrics.py tests/reporting/test_inside.py",
         (
-            ("cell.mean - bases[row, column].mean", "bases[row, column].mean - cell.mean"),
+            ("difference(cell, bases[row, column])", "difference(bases[row, column], cell)"),
             ("ways[observed:].sum()", "ways[observed + 1 :].sum()"),
             ("np.arange(len(p), 0, -1)", "len(p)"),
             ("gaps = gaps[gaps != 0]", "gaps = gaps[gaps >= 0]"),
