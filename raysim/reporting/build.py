@@ -75,7 +75,9 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     measure = metrics[0][1]
     finished = _recorded(_finished(runs), group, metrics, requests.notes)
     requests.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
-    beside = [cell for cell in theirs if measure.is_accuracy or cell.metric not in (*ACCURACIES, *GAINS)]
+    # The accuracy on a further test set is a published one only where a label of the report says which.
+    is_theirs = measure.is_accuracy and (bool(group.metrics) or measure.column == "server/accuracy")
+    beside = [cell for cell in theirs if is_theirs or cell.metric not in (*ACCURACIES, *GAINS)]
     cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
     idle = [key for key in ("metric", "metrics", "mode", "target") if key in given] if not runs else []
     if idle:

@@ -12,6 +12,7 @@ from raysim.config.counting import has_effect
 from raysim.config.schema import Config
 from raysim.core.settings import differing, flatten
 from raysim.reporting.contents import ReportContents, best_on_average
+from raysim.reporting.published import ACCURACIES
 from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, signed
 from raysim.reporting.runs import default_settings, misnamed
 from raysim.reporting.significance import LEVEL, Comparison, holm, leads
@@ -67,7 +68,7 @@ def conclusions(report: ReportContents) -> list[str]:
         (table,) = report.tables
         tests = report.by_seed.get(table.title, ())
         lines.append(significance(tests, table.names, "pairs of runs with the same seed"))
-    if report.theirs and report.runs and report.measure.is_accuracy:
+    if report.runs and any(cell.metric in ACCURACIES for cell in report.theirs):
         lines.append(against_published(report.cells))
     return [line for line in lines if line]
 

@@ -89,16 +89,24 @@ def strategies(report: ReportContents) -> Iterator[Figure]:
     if not cells:
         return
     alphas = [value for cell in cells if (value := number(cell.labels.get("alpha"))) is not None]
-    groups: dict[str, dict[str, Cell]] = {}
-    for cell in cells:
-        if not alphas or number(cell.labels.get("alpha")) == min(alphas):
-            rest = {k: v for k, v in cell.labels.items() if k not in ("granularity", "alpha", "method")}
-            groups.setdefault(describe(rest), {})[text(cell.labels["granularity"])] = cell
+    cells = [cell for cell in cells if not alphas or number(cell.labels.get("alpha")) == min(alphas)]
+    groups = _by_granularity(cells, ("granularity", "alpha", "method"))
+    if sum(map(len, groups.values())) < len(cells):  # several methods have granularities
+        groups = _by_granularity(cells, ("granularity", "alpha"))
     coarse_first = ("model", "layer", "block")
     rows = list(dict.fromkeys(row for group in groups.values() for row in group))
     rows.sort(key=lambda row: [not canonical(row).startswith(name) for name in coarse_first])
     title = f"alpha = {min(alphas):g}" if alphas else ""
     yield _bars(groups, styles_of(rows), rows, title=title, axis=report.measure.axis)
+
+
+def _by_granularity(cells: Sequence[Cell], without: Sequence[str]) -> dict[str, dict[str, Cell]]:
+    """Name of a group, by the other labels -> granularity -> cell."""
+    groups: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        rest = {key: value for key, value in cell.labels.items() if key not in without}
+        groups.setdefault(describe(rest), {})[text(cell.labels["granularity"])] = cell
+    return groups
 
 
 def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, axis: str) -> Figure:

@@ -111,6 +111,18 @@ def test_tests_call_the_only_column_as_the_tables_do(tmp_path):
     assert set(report.p_values["column"]) == set(table.columns) == {"server/loss"}
 
 
+def test_a_further_test_set_is_not_the_published_one(tmp_path):
+    labels = labels_of("FedAvg", 0.1)
+    fabricate(tmp_path / "a", 0.5, labels=labels, progress={"server/accuracy_other": [0.4] * 10})
+
+    def published(metric):
+        report = make_report([tmp_path], {"metric": metric, "published": ["fedvg_table_A3"], "columns": ["alpha"]})
+        return [cell.published is not None for cell in report.tables[0].cells.values() if cell.n]
+
+    assert published("server/accuracy") == [True]
+    assert published("server/accuracy_other") == [False]
+
+
 def test_an_upper_bound_that_was_to_be_tested_is_named(tmp_path):
     for method, scheme in (("Joint", "joint"), ("FedAvg", "dirichlet")):
         for seed in range(2):
@@ -195,6 +207,18 @@ def test_bars_of_uneven_grids_name_the_alpha_of_each_group(tmp_path):
     assert axes.get_title() == ""
     names = ["".join(tick.get_text().split()) for tick in axes.get_xticklabels()]
     assert names == ["CIFAR-10ResNet-18,alpha=0.1", "CIFAR-100ResNet-18,alpha=0.05"]
+
+
+def test_strategies_of_several_methods_stand_apart(tmp_path):
+    for method, less in (("FedVG", 0.0), ("loss", 0.3)):
+        for granularity in ("model", "block"):
+            labels = {"method": method, "granularity": granularity}
+            fabricate(tmp_path / f"{method}{granularity}", 0.6 - less, labels=labels)
+    _, made, _ = drawn([tmp_path], {"figures": ["strategies"]})
+    (axes,) = made["strategies"].axes
+    assert len(axes.patches) == 4
+    names = [" ".join(tick.get_text().split()) for tick in axes.get_xticklabels()]
+    assert names == [f"digits cnn, method = {name}" for name in ("FedVG", "loss")]
 
 
 def test_one_evaluation_is_a_point(tmp_path):
