@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -103,10 +104,11 @@ def plain(words: str) -> str:
     return words.replace("$", r"\$")
 
 
-def pages(panels: Sequence[Panel]) -> Iterator[Sequence[Panel]]:
+def pages(panels: Iterable[Panel]) -> Iterator[list[Panel]]:
     """The panels of each figure, where they are too many for one."""
-    for start in range(0, len(panels), MOST_PANELS):
-        yield panels[start : start + MOST_PANELS]
+    left = iter(panels)
+    while page := list(islice(left, MOST_PANELS)):
+        yield page
 
 
 def rounds_below(axes: Axes) -> None:

@@ -120,7 +120,7 @@ def weights(report: ReportContents) -> Iterator[Figure]:
     The line of `report.client` is bold; if none is given, that of the balanced client (1) of partition nine_plus_one.
     """
     tables = ((name, run, run.client_rows()) for name, run in _named_runs(report.tables))
-    for runs in pages([(name, run, table) for name, run, table in tables if table is not None]):
+    for runs in pages((name, run, table) for name, run, table in tables if table is not None):
         figure, panels = grid(len(runs), width=3.3, height=2.6)
         for axes, (name, run, table) in zip(panels, runs, strict=True):
             is_nine_plus_one = (run.read_config().get("partition") or {}).get("scheme") == "nine_plus_one"
@@ -337,7 +337,7 @@ def premise(report: ReportContents) -> Iterator[Figure]:
     for table in report.tables:
         named = ((row, column, table.cells.get((row, column))) for column, row in product(table.columns, table.rows))
         points = ((f"{row}{_beside(table, column)}", cell, _points(cell)) for row, column, cell in named if cell)
-        for panels in pages([panel for panel in points if panel[2]]):
+        for panels in pages(panel for panel in points if panel[2]):
             yield _premise_figure(table.title, panels)
 
 
