@@ -49,6 +49,11 @@ def number(value: object) -> float | None:
         return None
 
 
+def literal(name: str) -> str:
+    """A name as matplotlib draws it letter by letter: a dollar sign begins no formula."""
+    return name.replace("$", r"\$")
+
+
 def round_name(round_index: int) -> str:
     """`round 1` for the index 0: people count from 1.
 

@@ -16,7 +16,7 @@ from raysim.config import ReportGroup
 from raysim.core.errors import ConfigError, Fault
 from raysim.core.texts import number
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.measure import BESIDE, ReportMetric, by_round
+from raysim.reporting.measure import BESIDE, ReportMetric, by_round, every_of
 from raysim.reporting.panels import Styles, styles_of
 from raysim.reporting.published import Published, is_same, match
 from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, signed
@@ -243,7 +243,7 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
       target: in the column's own unit, a fraction for accuracies.
     """
     files = RunFolder(folder)
-    every = (files.read_config().get("evaluation") or {}).get("every", 1)
+    every = every_of(files.read_config())
     # An accuracy is a share of examples: a row reaches its own mean, which came here as percent, whatever rounding did.
     reached = next((index for index, value in by_round(folder, column, every).items() if value >= target - 1e-9), None)
     if reached is None:

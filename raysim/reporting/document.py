@@ -79,13 +79,13 @@ def _settings(report: ReportContents) -> str:
         sources = dict.fromkeys(cell.source for cell in report.theirs)
         return f"## Source\n\nNumbers as published: {'; '.join(sources)}. Nothing here was run.\n"
     first, *_ = report.finished
-    defaults = default_settings()
+    defaults, today = default_settings(), Config()
     varying = {key for key in differing([run.settings for run in report.finished]) if key.split(".")[0] in GROUPS}
     common = {
         key: value
         for key, value in first.settings.items()
         if key.split(".")[0] in GROUPS and key not in varying and value is not None and key != "data.root"
-        if value != defaults.get(key) or (key in ESSENTIAL and has_effect(key, first.settings, Config()))
+        if value != defaults.get(key) or (key in ESSENTIAL and has_effect(key, first.settings, today))
     }
     differing_labels = differing([run.labels for run in report.finished])
     labels = {key: value for key, value in first.labels.items() if key not in differing_labels}

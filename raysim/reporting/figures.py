@@ -11,7 +11,7 @@ from operator import itemgetter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.core.texts import number
+from raysim.core.texts import literal, number
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import (
     COLOURS,
@@ -123,7 +123,7 @@ def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, a
     names = ["\n".join(wrap(part, letters) for part in name.split(" / ")) for name in groups]
     axes.set_xticks(range(len(groups)), names)
     axes.set_xlim(-0.55, len(groups) - 0.45)
-    axes.set_title(title)
+    axes.set_title(literal(title))
     legend(figure, [axes])
     return figure
 
@@ -170,12 +170,12 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
                 told.set(fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
             if report.baseline in group:
                 axes.axvline(group[report.baseline].mean, color=COLOURS[1], linewidth=0.8)
-            axes.set_yticks(range(len(rows)), rows, fontsize=8)
+            axes.set_yticks(range(len(rows)), list(map(literal, rows)), fontsize=8)
             axes.margins(x=0.12, y=0.01)  # room for the numbers
             axes.grid(visible=False, axis="y")
             axes.set_xlabel(report.measure.axis)
-            axes.set_title(name)
-        figure.suptitle(table.title)
+            axes.set_title(literal(name))
+        figure.suptitle(literal(table.title))
         yield figure
 
 

@@ -9,14 +9,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.core.texts import number
+from raysim.core.texts import literal, number
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.measure import ReportMetric
-from raysim.reporting.panels import grid, legend, plain
+from raysim.reporting.panels import grid, legend
 from raysim.reporting.published import is_same
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Effect, effect_of
-from raysim.reporting.tables import Column, Place, Table, text
+from raysim.reporting.tables import Column, Place, Table, paired, text
 
 #: Inches of a cell, and of the names beside the cells.
 CELL, NAMES = (0.52, 0.3), 1.7
@@ -44,7 +44,7 @@ def gains(report: ReportContents) -> Iterator[Figure]:
         axes = figure.subplots()
         _heat_of(axes, rows, columns, found, table.metric)
         axes.set_xlabel(", ".join(table.names), fontsize=8)
-        axes.set_title(plain(f"{table.title}: {_called(table.metric)} {report.baseline}"), fontsize=9)
+        axes.set_title(literal(f"{table.title}: {_called(table.metric)} {report.baseline}"), fontsize=9)
         yield figure
 
 
@@ -66,8 +66,7 @@ def gains_over(table: Table, base: Place | str) -> dict[Place, Effect]:
     found = {}
     for (row, column), cell in table.cells.items():
         zero = table.cells.get(base if isinstance(base, tuple) else (base, column))
-        if zero is not None and (seeds := [seed for seed in cell.scores if seed in zero.scores]):
-            scores = ([each.scores[seed] for seed in seeds] for each in (cell, zero))
+        if zero is not None and (scores := paired(cell, zero))[0]:
             found[row, column] = effect_of(*scores)
     return found
 
@@ -92,7 +91,7 @@ def _figure(table: Table, base: Place, gains: Mapping[Place, Effect]) -> Figure:
     named = f"{base[0]} and {text(base[1][0])}"
     columns = [base[1], *(column for column in table.columns if column != base[1])]
     _heat_of(left, table.rows, columns, gains, table.metric)
-    left.set_title(plain(f"{_called(table.metric)} {named}"), fontsize=9)
+    left.set_title(literal(f"{_called(table.metric)} {named}"), fontsize=9)
     _heat(right, table.rows, columns, beyond_parts(gains, base), set(), table.metric)
     right.set_title("gain beyond the sum of both parts' own", fontsize=9)
     figure.suptitle(table.title, fontsize=9)
@@ -139,9 +138,9 @@ def _heat(
             colour = "white" if abs(value) > 0.7 * limit else "black"
             words = rounded.format(value).replace("-", "−")
             axes.text(across, down, words, ha="center", va="center", fontsize=6, weight=weight, color=colour)
-    names = [plain(", ".join(map(text, column))) for column in columns]
+    names = [literal(", ".join(map(text, column))) for column in columns]
     axes.set_xticks(range(len(columns)), names, rotation=60, ha="right", fontsize=7)
-    axes.set_yticks(range(len(rows)), list(map(plain, rows)), fontsize=7)
+    axes.set_yticks(range(len(rows)), list(map(literal, rows)), fontsize=7)
     axes.figure.colorbar(image, ax=axes, extend="both", shrink=0.8)
 
 

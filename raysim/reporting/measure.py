@@ -12,6 +12,7 @@ import numpy as np
 from raysim.config import nearest
 from raysim.core.direction import Direction, column_of, is_due
 from raysim.core.errors import DataError
+from raysim.core.settings import Raw as Settings
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.published import WORDS
 from raysim.reporting.runs import ReportedRun
@@ -127,8 +128,7 @@ class ReportMetric:
         value = run.summary.get(self.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self.scale * value
-        every = (run.config.get("evaluation") or {}).get("every", 1)
-        rounds = recorded(run.folder, self.column, every) if "/" in self.bare else {}
+        rounds = recorded(run.folder, self.column, every_of(run.config)) if "/" in self.bare else {}
         if not rounds:
             return None
         number = list(rounds.values())[-1]
@@ -143,6 +143,11 @@ class ReportMetric:
             late = [value for index, value in rounds.items() if index >= count - max(1, math.ceil(count / 10))]
             number = float(np.mean(late or number))
         return self.scale * number
+
+
+def every_of(config: Settings) -> int:
+    """Rounds between the evaluations of a run."""
+    return int((config.get("evaluation") or {}).get("every", 1))
 
 
 def recorded(folder: Path, column: str, every: int = 1) -> dict[int, float]:

@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from raysim.core.texts import literal
+
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*X"
@@ -82,7 +84,7 @@ def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None)
     columns = math.ceil(len(entries) / lines)
     figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * lines)
     figure.legend(
-        list(entries.values()), list(map(plain, entries)), loc="outside lower center", ncols=columns, frameon=False
+        list(entries.values()), list(map(literal, entries)), loc="outside lower center", ncols=columns, frameon=False
     )
 
 
@@ -95,13 +97,8 @@ def band(axes: Axes, x: Sequence[float], mean: Sequence[float], std: Sequence[fl
 
 def wrap(words: str, width: int = 34) -> str:
     """The words in lines of at most so many letters; a longer word stays whole, and so does `alpha = 0.1`."""
-    bound = plain(words).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    bound = literal(words).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
     return textwrap.fill(bound, width, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
-
-
-def plain(words: str) -> str:
-    """A name as matplotlib draws it: a dollar sign begins no formula."""
-    return words.replace("$", r"\$")
 
 
 def pages(panels: Iterable[Panel]) -> Iterator[list[Panel]]:

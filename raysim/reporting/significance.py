@@ -28,6 +28,7 @@ from raysim.reporting.tables import (
     cell_of,
     difference,
     heading,
+    paired,
 )
 
 LEVEL = 0.05
@@ -187,10 +188,9 @@ def _compare(
     """A test of each pair of rows in each column, over what both have scores for."""
     comparisons = []
     for (method, other), column in itertools.product(pairs, columns):
-        left, right = (cells[row, column].scores if (row, column) in cells else {} for row in (method, other))
-        common = [key for key in left if key in right]
-        if common:
-            ours, theirs = [left[key] for key in common], [right[key] for key in common]
+        both = [cells[row, column] for row in (method, other) if (row, column) in cells]
+        ours, theirs = paired(*both) if len(both) == 2 else ([], [])
+        if ours:
             tests = wilcoxon_greater(ours, theirs), wilcoxon_greater(theirs, ours)
             better, worse = tests if metric.mode == "max" else reversed(tests)
             comparisons.append(Comparison(method, other, column, better, worse, effect_of(ours, theirs)))

@@ -210,10 +210,14 @@ def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], publishe
 
 def difference(one: Cell, other: Cell) -> float:
     """One mean less another, over the seeds that both have where they share some, as the tests pair them."""
+    ours, theirs = paired(one, other)
+    return float(np.mean(np.subtract(ours, theirs))) if ours else one.mean - other.mean
+
+
+def paired(one: Cell, other: Cell) -> tuple[list[float], list[float]]:
+    """The scores of the seeds that both have, in the same order."""
     common = [seed for seed in one.scores if seed in other.scores]
-    if not common:
-        return one.mean - other.mean
-    return float(np.mean([one.scores[seed] - other.scores[seed] for seed in common]))
+    return [one.scores[seed] for seed in common], [other.scores[seed] for seed in common]
 
 
 def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:

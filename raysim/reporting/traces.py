@@ -15,7 +15,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from raysim.core.texts import round_name
+from raysim.core.texts import literal, round_name
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import ReportContents, choosing, selection_shares
 from raysim.reporting.figures import grouped_bars
@@ -28,7 +28,6 @@ from raysim.reporting.panels import (
     grid,
     legend,
     pages,
-    plain,
     rounds_below,
     styles_of,
     wrap,
@@ -109,7 +108,7 @@ def line_figure(
         axes.set_title(name, fontsize=title_size)
         axes.set_ylabel(ylabel)
         rounds_below(axes)
-    figure.suptitle(plain(title), fontsize=10)
+    figure.suptitle(literal(title), fontsize=10)
     legend(figure, all_axes)
     return figure
 

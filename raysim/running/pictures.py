@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raysim.core.texts import literal
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -112,8 +114,8 @@ def _name_ticks(axis: Axis, names: Sequence[object], *, most: int = 40, size: in
 
     step = max(1, -(-len(names) // most))
     rotation = 90 if isinstance(axis, XAxis) else 0
-    plain = [str(name).replace("$", r"\$") for name in names[::step]]
-    axis.set_ticks(range(0, len(names), step), plain, rotation=rotation, fontsize=size)
+    shown = [literal(str(name)) for name in names[::step]]
+    axis.set_ticks(range(0, len(names), step), shown, rotation=rotation, fontsize=size)
 
 
 def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:

@@ -253,7 +253,6 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             ("ways[observed:].sum()", "ways[observed + 1 :].sum()"),
             ("np.arange(len(p), 0, -1)", "len(p)"),
             ("gaps = gaps[gaps != 0]", "gaps = gaps[gaps >= 0]"),
-            ("common = [key for key in left if key in right]", "common = [*left]"),
         ),
     ),
     "raysim/reporting/tables.py": (

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from raysim.core.errors import ConfigError
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import FIGURES, NAMES, captions, draw
+from raysim.reporting.drawing import FIGURES, NAMES, captions
 from raysim.reporting.panels import styles_of, zoom
 from raysim.reporting.report import write
 from raysim.reporting.tables import all_rows
-from tests.support.report_runs import SCORES, fabricate, labels_of, sweep
+from tests.support.report_runs import SCORES, drawn, fabricate, labels_of, sweep
 
 MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
 
@@ -22,12 +22,6 @@ MAIN = ["fedvg_table_A3", "fedvg_table_A4"]
 def runs(tmp_path):
     group = {"columns": ["alpha"], "published": ["fedvg_table_A3"], "against": "FedVG"}
     return sweep(tmp_path / "small", SCORES, group)
-
-
-def drawn(paths, given):
-    missing = {}
-    report = make_report(paths, given)
-    return report, draw(report, on_missing=missing.__setitem__), missing
 
 
 def test_bars_hold_means_deviations_and_published_means(runs):

@@ -10,20 +10,13 @@ import pytest
 
 from raysim.core.errors import ConfigError
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import draw
 from raysim.reporting.published import FOLDER
 from raysim.reporting.render import PUBLISHED, lines_of
 from raysim.reporting.report import write
 from raysim.reporting.significance import base_of
-from tests.support.report_runs import fabricate
+from tests.support.report_runs import drawn, fabricate
 
 ROWS = ("FedAvg", "FedAvg + FLFA", "FedProx", "FedProx + FLFA")
-
-
-def drawn(paths, given):
-    missing = {}
-    report = make_report(paths, given)
-    return report, draw(report, on_missing=missing.__setitem__), missing
 
 
 # --- gains and times --------------------------------------------------------------------------------------------------

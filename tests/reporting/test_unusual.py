@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.text import Text
 
 from raysim.core.errors import ConfigError
 from raysim.reporting.build import make_report
@@ -19,8 +20,7 @@ from raysim.reporting.report import Report, write
 from raysim.reporting.runs import find_runs
 from raysim.running.pictures import class_picture, png
 from raysim.running.record import judged
-from tests.reporting.test_figures import drawn
-from tests.support.report_runs import fabricate, labels_of, sweep
+from tests.support.report_runs import drawn, fabricate, labels_of, sweep
 
 # --- which number -----------------------------------------------------------------------------------------------------
 
@@ -161,6 +161,10 @@ def test_a_dollar_sign_begins_no_formula(tmp_path):
     figures = ["bars", "ranks", "curves", "gains"]
     path = write(make_report([tmp_path], {"figures": figures, "baseline": "A", "columns": ["alpha"]}), tmp_path / "out")
     assert {file.stem for file in (path.parent / "figures").glob("*.png")} == set(figures)
+    _, made, _ = drawn([tmp_path], {"figures": figures, "baseline": "A", "columns": ["alpha"]})
+    texts = [text.get_text() for figure in made.values() for text in figure.findobj(Text)]
+    assert any("$" in text for text in texts)
+    assert not [text for text in texts if "$" in text.replace(r"\$", "")]
     assert png(class_picture(np.ones((3, 2), int), ["plain", odd]))
 
 
@@ -168,7 +172,8 @@ def test_a_run_without_client_rows_has_an_empty_panel(tmp_path):
     folder = fabricate(tmp_path / "a", 0.5, labels={"method": "A"}, clients=3)
     table = pq.read_table(folder / "clients.parquet")
     pq.write_table(table.slice(0, 0), folder / "clients.parquet")
-    write(make_report([tmp_path], {"figures": ["weights"]}), tmp_path / "out")
+    _, made, _ = drawn([tmp_path], {"figures": ["weights"]})
+    assert len(made["weights"].axes[0].lines) == 0
     assert png(class_picture(np.zeros((2500, 2), int), ["a", "b"]))
 
 

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from raysim.config import Config
+from raysim.reporting.build import make_report
+from raysim.reporting.drawing import draw
 
 #: Configurations that bear out the labels of made-up runs.
 TRUE = {
@@ -90,6 +92,13 @@ def sweep(root, scores, group=None, **config):
             name = f"{method}-{alpha}-{seed}".replace(" ", "")
             fabricate(root / name, value, labels=labels_of(method, alpha, seed), seed=seed, **config)
     return root
+
+
+def drawn(paths, given):
+    """(report, file name -> figure, kind -> why it is missing)."""
+    missing = {}
+    report = make_report(paths, given)
+    return report, draw(report, on_missing=missing.__setitem__), missing
 
 
 SCORES = {
