@@ -13,8 +13,8 @@ from torch import Tensor
 
 from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
-from raysim.core.counting import counts_with
-from raysim.core.errors import MethodError
+from raysim.base.counting import counts_with
+from raysim.base.errors import MethodError
 from raysim.core.method import Batch, ClientView, Crowd, GradFn, Method, Model, ServerView, State, Update, Value
 
 Kind = Literal[

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.moments import class_covariances, class_means, linear_head, local_features, one_thread, unpack_symmetric
-from raysim.core.counting import counts_above, counts_with
+from raysim.base.counting import counts_above, counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Message, Method, ServerView, State
 from raysim.core.weights import Weights

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.method import Batch, ClientView, Method, Outputs, ServerView, State, Vector
 from raysim.core.weights import RightMap, normalised
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core.counting import counts_above
-from raysim.core.errors import MethodError
+from raysim.base.counting import counts_above
+from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.method import ClientView, Method, ServerView
 from raysim.core.weights import RightMap, Weights
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.moments import class_means, local_features
-from raysim.core.counting import counts_above, counts_with
+from raysim.base.counting import counts_above, counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, LossFn, Message, Method, Outputs, Partition, ServerView, State
 from raysim.core.weights import normalised

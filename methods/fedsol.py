@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.core.counting import counts_above
+from raysim.base.counting import counts_above
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from methods.granularity import spread
 from methods.scored import ClientScore, Granularity, Part, checked_eps, inverse_weights, part_of, weights_from_score
-from raysim.core.counting import counts_with, counts_without
+from raysim.base.counting import counts_with, counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, State
 from raysim.core.weights import Weights, normalised

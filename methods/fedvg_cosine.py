@@ -8,7 +8,7 @@ from torch import Tensor
 
 from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
 from methods.scored import ClientScore, Granularity, Part, leaf_names, part_of, weights_from_score
-from raysim.core.counting import counts_with
+from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import Method, ServerView, State
 from raysim.core.weights import Weights

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, LayerOp, Method, State
 from raysim.core.seeding import derive_seed, torch_generator

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raysim.core.counting import counts_with
+from raysim.base.counting import counts_with
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector
 from raysim.core.weights import RightMap, Weights, refuse_factors

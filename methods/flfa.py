@@ -20,7 +20,7 @@ from methods.feedback import (
     idle_layer,
     random_feedback,
 )
-from raysim.core.counting import counts_without
+from raysim.base.counting import counts_without
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
 from raysim.core.seeding import derive_seed

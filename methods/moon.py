@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.univarfl import directions
-from raysim.core.counting import counts_above
+from raysim.base.counting import counts_above
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
-from raysim.core.counting import counts_with
+from raysim.base.counting import counts_with
 from raysim.core.layout import Leaf
 from raysim.core.method import ClientView, Method, ServerView
 from raysim.core.weights import RightMap, Weights

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from raysim.core.counting import counts_above, counts_with
+from raysim.base.counting import counts_above, counts_with
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 #: Rows of features shorter than this have no direction.

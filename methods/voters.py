@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from methods.moments import one_thread
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
+from raysim.base.texts import round_name
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State, Value
-from raysim.core.texts import round_name
 from raysim.core.weights import RightMap, Weights, normalised
 
 #: Hooks that have no effect beside a rule that makes the update anew -> why.

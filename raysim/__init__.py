@@ -39,7 +39,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'raysim' has no attribute {name!r}")
     from importlib import import_module
 
-    from raysim.core.own_code import refuse_shadows
+    from raysim.base.own_code import refuse_shadows
 
     refuse_shadows()
     return getattr(import_module(_HOMES[name]), name)

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from raysim.base.commands import command
+from raysim.base.errors import ConfigError, DataError, Fault, OwnCodeError, refuse
+from raysim.base.own import place_in, place_of, words_of
+from raysim.base.own_code import named, note_of_values
+from raysim.base.settings import Raw, Settings
+from raysim.base.texts import round_name
 from raysim.config import Config, parse_config, path_to_write, read_config
 from raysim.config.counting import value_at
 from raysim.config.layers import Tell, layered, silent
 from raysim.config.sweep import axes_as_written
-from raysim.core.commands import command
-from raysim.core.errors import ConfigError, DataError, Fault, OwnCodeError, refuse
-from raysim.core.own import place_in, place_of, words_of
-from raysim.core.own_code import named, note_of_values
-from raysim.core.settings import Raw, Settings
-from raysim.core.texts import round_name
 from raysim.data.arrow import write_set
 from raysim.data.reader_api import array_contents
 from raysim.data.sources import set_path

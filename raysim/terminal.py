@@ -22,11 +22,11 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.table import Table
 
-from raysim.core.direction import SUMMARY, main_of
-from raysim.core.texts import round_name, visible
+from raysim.base.direction import SUMMARY, main_of
+from raysim.base.texts import round_name, visible
 
 if TYPE_CHECKING:
-    from raysim.core.settings import Settings
+    from raysim.base.settings import Settings
     from raysim.engine.round_metrics import RoundRecord
 
 #: Exit status where standard output was closed, as of a program that SIGPIPE ends.

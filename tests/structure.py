@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 FUNCTION_LINES, CLASS_LINES, FOLDER_FILES = 60, 250, 15
 
 #: The rooms of the simulation itself; all others are its shell: what is around it, from configurations to reports.
-INNER_ROOMS = ("core", "training", "engine", "models", "methods")
+INNER_ROOMS = ("base", "core", "training", "engine", "models", "methods")
 
 
 def sources() -> list[Path]:

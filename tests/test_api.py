@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import raysim
-from raysim.core.errors import ConfigError, DataError, RunExists
+from raysim.base.errors import ConfigError, DataError, RunExists
 from raysim.core.method import Method
 from raysim.engine.round_metrics import RoundRecord
 from tests.samples import typed_use

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import raysim
-from raysim.core.errors import ConfigError, DataError, OwnCodeError
+from raysim.base.errors import ConfigError, DataError, OwnCodeError
 
 SELF: dict[str, object] = {}
 SELF["group"] = SELF

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim import terminal
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
 from raysim.cli.unexpected import told
-from raysim.core.errors import ConfigError
 from raysim.data.sources import set_path
 from raysim.plan.check import check
 from tests.support.federations import SMALL

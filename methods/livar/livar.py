@@ -12,7 +12,7 @@ from methods.livar.importance import Reduction, from_importance, table_of
 from methods.livar.merging import factor_weights, from_examples, refactored, scored_update
 from methods.livar.online import from_validation_set
 from methods.moments import linear_head, one_thread
-from raysim.core.counting import counts_with, counts_without
+from raysim.base.counting import counts_with, counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
 from raysim.core.weights import Weights

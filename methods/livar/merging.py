@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, GradFn, ServerView
 from raysim.core.weights import Weights, normalised, refuse_factors

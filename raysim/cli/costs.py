@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.api import checked_run, checked_sweep
+from raysim.base.settings import Raw, Settings
 from raysim.config import Config, methods_label
-from raysim.core.settings import Raw, Settings
 from raysim.folders.storage import Copy
 from raysim.plan.build import Plan
 from raysim.plan.check import check

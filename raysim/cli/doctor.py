@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.base.errors import DataError
+from raysim.base.uri import is_uri
 from raysim.config import folder_of, home_folder
-from raysim.core.errors import DataError
-from raysim.core.uri import is_uri
 from raysim.folders.filesystems import FAILURES, reached_folder, reason
 from raysim.terminal import LiveLine, say
 

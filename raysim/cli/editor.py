@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic.json_schema import GenerateJsonSchema
 
 from methods import METHODS
+from raysim.base.options import meanings
+from raysim.base.settings import Settings
 from raysim.config.faults import options_model
 from raysim.config.schema import Config, key
-from raysim.core.options import meanings
-from raysim.core.settings import Settings
 
 #: `module:function` of the user's own.
 OWN = "^[^:]+:[^:]+$"

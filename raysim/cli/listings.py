@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from raysim.core.errors import MethodError
-from raysim.core.options import options_of, text_of
-from raysim.core.own import place_of
+from raysim.base.errors import MethodError
+from raysim.base.options import options_of, text_of
+from raysim.base.own import place_of
 from raysim.terminal import out
 
 if TYPE_CHECKING:

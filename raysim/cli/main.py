@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from raysim.base.commands import command
+from raysim.base.errors import ConfigError
+from raysim.base.own_code import refuse_shadows
+from raysim.base.uri import is_uri
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.unexpected import shown_once, told
-from raysim.core.commands import command
-from raysim.core.errors import ConfigError
-from raysim.core.own_code import refuse_shadows
-from raysim.core.uri import is_uri
 from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
 from raysim.version import __version__
 

@@ -15,10 +15,10 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.base.direction import main_of
+from raysim.base.errors import DataError, RaysimError, explained
+from raysim.base.uri import is_uri
 from raysim.config import located_path
-from raysim.core.direction import main_of
-from raysim.core.errors import DataError, RaysimError, explained
-from raysim.core.uri import is_uri
 from raysim.folders.filesystems import FAILURES, Stamp, reached_folder, stamps
 from raysim.folders.run_folder import MARKS, RunFolder
 from raysim.terminal import print_table

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.base.errors import DataError, explained, refuse
+from raysim.base.settings import Settings
 from raysim.config import sound_config, sweep
 from raysim.config.clashes import clashes
-from raysim.core.errors import DataError, explained, refuse
-from raysim.core.settings import Settings
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.folders.run_folder import RunFolder

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import yaml
 
+from raysim.base.commands import shown
+from raysim.base.errors import DataError
 from raysim.cli.listings import print_columns
 from raysim.config import path_to_write
-from raysim.core.commands import shown
-from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
 from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads

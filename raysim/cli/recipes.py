@@ -11,8 +11,8 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.base.errors import ConfigError, Fault, explained
 from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shipped_files
-from raysim.core.errors import ConfigError, Fault, explained
 from raysim.terminal import out, print_table, say
 
 

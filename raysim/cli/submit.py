@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from raysim.base.errors import ConfigError, Fault, RaysimError, explained, refuse
 from raysim.config import is_recipe_name, parse_overrides, read_config, sound_config, sweep
 from raysim.config.layers import layered
-from raysim.core.errors import ConfigError, Fault, RaysimError, explained, refuse
 from raysim.terminal import LiveLine, err, say
 from raysim.tuning.plan import read_sweep
 

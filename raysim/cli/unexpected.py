@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raysim.core.errors import (
+from raysim.base.errors import (
     ConfigError,
     DataError,
     MethodError,
@@ -25,7 +25,7 @@ from raysim.core.errors import (
     SettingIgnored,
     SettingRenamed,
 )
-from raysim.core.uri import masked
+from raysim.base.uri import masked
 from raysim.terminal import err
 
 #: Where this variable is set, a traceback goes to the terminal as Python prints it.

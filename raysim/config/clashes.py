@@ -6,12 +6,12 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from raysim.base.errors import ConfigError, Fault
+from raysim.base.settings import Raw
 from raysim.config import sweep
 from raysim.config.faults import validated
 from raysim.config.labels import Unknown, alike, effective, labels_of, labels_text, lost_keys, values_of
 from raysim.config.schema import Config
-from raysim.core.errors import ConfigError, Fault
-from raysim.core.settings import Raw
 
 
 class _Choice(NamedTuple):

@@ -1,4 +1,4 @@
-"""The one checker of what options declare about when they count, see `raysim.core.counting`."""
+"""The one checker of what options declare about when they count, see `raysim.base.counting`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import lru_cache, reduce
 
 from pydantic import BaseModel, ValidationError
 
-from raysim.core.counting import Counts
-from raysim.core.errors import Fault
-from raysim.core.settings import Raw, Settings
+from raysim.base.counting import Counts
+from raysim.base.errors import Fault
+from raysim.base.settings import Raw, Settings
 
 
 def idle_options(model: BaseModel, prefix: str = "") -> dict[str, tuple[Counts, str]]:

@@ -20,9 +20,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
+from raysim.base.errors import Fault, did_you_mean
+from raysim.base.settings import Settings
 from raysim.config.counting import idle_faults
-from raysim.core.errors import Fault, did_you_mean
-from raysim.core.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

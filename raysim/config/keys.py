@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from raysim.base.counting import Counts
 from raysim.config.faults import Checked
-from raysim.core.counting import Counts
 
 
 def key(default: object, meaning: str, *, counts: Counts | None = None, **bounds: Any) -> Any:

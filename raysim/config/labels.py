@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from raysim.base.errors import ConfigError
+from raysim.base.settings import Raw, Settings, assign
 from raysim.config import sweep
 from raysim.config.counting import value_at
-from raysim.core.errors import ConfigError
-from raysim.core.settings import Raw, Settings, assign
 
 #: Labels that a line names; more are counted.
 MOST_LABELS = 3

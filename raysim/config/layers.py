@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raysim.base.errors import ConfigError, Fault, refuse
+from raysim.base.settings import Raw, Settings, assign
 from raysim.config import sweep
 from raysim.config.counting import value_at
 from raysim.config.faults import nearest
 from raysim.config.labels import alike, below, effective, labels_of, labels_text, laid, lost_keys, values_of
 from raysim.config.reading import lay_over, settled
 from raysim.config.sweep import head
-from raysim.core.errors import ConfigError, Fault, refuse
-from raysim.core.settings import Raw, Settings, assign
 
 #: Takes a line for the user.
 Tell = Callable[[str], None]

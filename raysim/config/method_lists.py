@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 
-from raysim.core.errors import SettingRenamed
-from raysim.core.settings import Settings, name_and_options
+from raysim.base.errors import SettingRenamed
+from raysim.base.settings import Settings, name_and_options
 
 
 def method_names(specs: Sequence[str | Settings]) -> list[str]:

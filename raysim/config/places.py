@@ -7,10 +7,10 @@ import os
 import re
 from pathlib import Path
 
+from raysim.base.errors import DataError
+from raysim.base.names import LONGEST_NAME
+from raysim.base.uri import is_uri
 from raysim.config.schema import Config
-from raysim.core.errors import DataError
-from raysim.core.names import LONGEST_NAME
-from raysim.core.uri import is_uri
 
 #: Set by Ray for the entrypoint of a job. Its working directory is a temporary copy of what was uploaded.
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"

@@ -9,17 +9,17 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from raysim.base.commands import command
+from raysim.base.errors import ConfigError, Fault, SettingIgnored, refuse
+from raysim.base.names import LONGEST_NAME, name_fault
+from raysim.base.settings import Settings, assign, name_and_options
+from raysim.base.uri import is_uri, masked, uri_fault
 from raysim.config.counting import idle_faults, left_idle, remove, sets
 from raysim.config.faults import validated
 from raysim.config.schema import Config, ReportGroup
 from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
 from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
-from raysim.core.commands import command
-from raysim.core.errors import ConfigError, Fault, SettingIgnored, refuse
-from raysim.core.names import LONGEST_NAME, name_fault
-from raysim.core.settings import Settings, assign, name_and_options
-from raysim.core.uri import is_uri, masked, uri_fault
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from raysim.base.counting import Counts, counts_above, counts_empty, counts_given, counts_holding, counts_with
+from raysim.base.direction import BETTER, Direction, direction_of
+from raysim.base.settings import Settings
 from raysim.config.keys import Group, group, key
 from raysim.config.method_lists import renamed_with_note
 from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
 from raysim.config.schema_resources import ResourcesGroup
-from raysim.core.counting import Counts, counts_above, counts_empty, counts_given, counts_holding, counts_with
-from raysim.core.direction import BETTER, Direction, direction_of
-from raysim.core.settings import Settings
 
 
 class LoraGroup(Group):

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from raysim.base.counting import OWN, Counts, counts_above, counts_given, counts_with, counts_without
+from raysim.base.settings import Settings
 from raysim.config.keys import Group, group, key
-from raysim.core.counting import OWN, Counts, counts_above, counts_given, counts_with, counts_without
-from raysim.core.settings import Settings
 
 
 class ExternalGroup(Group):

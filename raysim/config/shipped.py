@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from raysim.base.errors import ConfigError, Fault
 from raysim.config.places import shipped_folder
-from raysim.core.errors import ConfigError, Fault
 
 #: Kind -> folder, and which of its files. A name is the path below the folder, without the pattern's ending.
 KINDS = {

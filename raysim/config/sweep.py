@@ -36,11 +36,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from raysim.base.errors import ConfigError, Fault, refuse
+from raysim.base.settings import Raw, Settings, assign
 from raysim.config.counting import left_idle, remove, value_at
 from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
-from raysim.core.errors import ConfigError, Fault, refuse
-from raysim.core.settings import Raw, Settings, assign
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
 LISTED = ("grid_search", "choice")

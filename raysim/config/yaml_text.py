@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from raysim.core.errors import Fault
-from raysim.core.reading import regular_file
-from raysim.core.settings import MOST_DEPTH, leaves
+from raysim.base.errors import Fault
+from raysim.base.reading import regular_file
+from raysim.base.settings import MOST_DEPTH, leaves
 
 #: Values of a whole configuration, those behind aliases counted wherever they appear. The largest recipe has 700.
 MOST_VALUES = 100_000

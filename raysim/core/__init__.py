@@ -1,1 +1,1 @@
-"""Pure foundations: errors, seeding, the flat layout, and the method record. No I/O, no Ray, no configuration."""
+"""The core of federated learning: method, stack, hooks, conflicts, layout, weights, seeding. No I/O, no Ray, no configuration."""

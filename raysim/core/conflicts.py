@@ -8,10 +8,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations, permutations
 
+from raysim.base.own import is_own_function, place_of
 from raysim.core.hooks import CALLS
 from raysim.core.layout import Layout
 from raysim.core.method import Method
-from raysim.core.own import is_own_function, place_of
 
 #: A claim of this kind replaces what the hook was given, so the claimant must stand before every modifier of the hook.
 REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 
-from raysim.core.errors import OwnCodeError, RaysimError
+from raysim.base.errors import OwnCodeError, RaysimError
+from raysim.base.own import place_of
 from raysim.core.method import ClientView, LayerOp, Method, ServerView
-from raysim.core.own import place_of
 from raysim.core.weights import RightMap, Weights
 
 T = TypeVar("T")

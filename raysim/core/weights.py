@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
-from raysim.core.commands import command
-from raysim.core.errors import DataError, explained
-from raysim.core.reading import read_json, regular_file
-from raysim.core.texts import all_visible, visible
+from raysim.base.commands import command
+from raysim.base.errors import DataError, explained
+from raysim.base.reading import read_json, regular_file
+from raysim.base.texts import all_visible, visible
 from raysim.data.rows import KINDS, SPLITS, SetRows, check_range, columns_of, full_disk, record_of, typed, update
 from raysim.folders.files import replaced_file
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.random import Generator
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 
 #: Random numbers after which redraws end, about ten seconds, and those that are drawn at once. CIFAR-10 over 100 clients at
 #: alpha 0.05, at least 10 examples each (FedVG), takes up to 30,000 draws of 1,000 numbers.

@@ -19,9 +19,9 @@ import pyarrow as pa
 from pyarrow.csv import ConvertOptions, read_csv
 from pyarrow.parquet import read_table, write_table
 
-from raysim.core.errors import DataError, explained
-from raysim.core.reading import read_json, regular_file
-from raysim.core.texts import cells
+from raysim.base.errors import DataError, explained
+from raysim.base.reading import read_json, regular_file
+from raysim.base.texts import cells
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
 #: Names of the values of a split column, and of examples that nobody has.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.reader_api import PARTS, Contents
 from raysim.data.rows import SPLITS, SetRows
 

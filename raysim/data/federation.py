@@ -15,8 +15,8 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from raysim.core.errors import DataError, explained
-from raysim.core.reading import read_json
+from raysim.base.errors import DataError, explained
+from raysim.base.reading import read_json
 from raysim.data.arrow import PreparedSet, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.division import Division, DivisionFile, read_division

@@ -21,10 +21,10 @@ from functools import partial
 import numpy as np
 from numpy.random import Generator
 
-from raysim.core.errors import DataError
-from raysim.core.own import place_of
-from raysim.core.own_code import own_function, with_given
-from raysim.core.settings import Raw
+from raysim.base.errors import DataError
+from raysim.base.own import place_of
+from raysim.base.own_code import own_function, with_given
+from raysim.base.settings import Raw
 from raysim.data.dirichlet import Draw, check_enough, cut, cut_capped, fill, multinomial, redraw, whole
 from raysim.data.rows import cut_at
 

@@ -26,8 +26,8 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.core.errors import RaysimError
-from raysim.core.own_code import OwnCode, packed, receive
+from raysim.base.errors import RaysimError
+from raysim.base.own_code import OwnCode, packed, receive
 from raysim.data.preprocess import Preprocess
 from raysim.data.rows import columns_of, record_of
 from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter, work_on

@@ -20,12 +20,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from raysim.core.digest import source_digest
-from raysim.core.errors import DataError
-from raysim.core.memory import memory_fault
-from raysim.core.own import place_of
-from raysim.core.own_code import own_function, with_given
-from raysim.core.settings import Raw
+from raysim.base.digest import source_digest
+from raysim.base.errors import DataError
+from raysim.base.own import place_of
+from raysim.base.own_code import own_function, with_given
+from raysim.base.ram import memory_fault
+from raysim.base.settings import Raw
 from raysim.data.arrow import PreparedSet
 from raysim.folders.files import file_digest
 

@@ -31,11 +31,11 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from raysim.core.digest import source_digest
-from raysim.core.errors import DataError, explained
-from raysim.core.own import own_errors, place_of
-from raysim.core.own_code import own_function, with_given
-from raysim.core.settings import Raw
+from raysim.base.digest import source_digest
+from raysim.base.errors import DataError, explained
+from raysim.base.own import own_errors, place_of
+from raysim.base.own_code import own_function, with_given
+from raysim.base.settings import Raw
 from raysim.data.arrow import PreparedSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.rows import SetRows, damaged, in_batches
 from raysim.folders.files import file_digest

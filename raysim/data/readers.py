@@ -17,9 +17,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from raysim.core.errors import DataError, explained
-from raysim.core.memory import memory_fault
-from raysim.core.reading import regular_file, the_one_file
+from raysim.base.errors import DataError, explained
+from raysim.base.ram import memory_fault
+from raysim.base.reading import regular_file, the_one_file
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, need, numbered, split_codes
 from raysim.data.rows import SetRows, batch_rows, check_range, damaged, in_batches
 from raysim.data.trees import read_folder

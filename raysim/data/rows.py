@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raysim.core.errors import DataError
-from raysim.core.memory import memory_fault
+from raysim.base.errors import DataError
+from raysim.base.ram import memory_fault
 
 SPLITS = ("train", "validation", "test")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from raysim.core.errors import DataError
-from raysim.core.memory import memory_fault
+from raysim.base.errors import DataError
+from raysim.base.ram import memory_fault
 from raysim.data.reader_api import Contents, Request
 from raysim.data.rows import SetRows, batch_rows
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raysim.core.errors import DataError, explained
+from raysim.base.errors import DataError, explained
 from raysim.data.arrow import PreparedSet, SetInfo, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess

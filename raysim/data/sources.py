@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from raysim.core.errors import DataError, did_you_mean, explained
-from raysim.core.names import name_fault
+from raysim.base.errors import DataError, did_you_mean, explained
+from raysim.base.names import name_fault
 from raysim.data import readers, table_files, table_sets, text_files, trees
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet
 from raysim.data.dirichlet import whole
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raysim.core.errors import DataError, did_you_mean, explained
-from raysim.core.reading import regular_file
-from raysim.core.texts import number
+from raysim.base.errors import DataError, did_you_mean, explained
+from raysim.base.reading import regular_file
+from raysim.base.texts import number
 from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, ReaderOptions, Request, split_codes
 from raysim.data.rows import in_batches
 

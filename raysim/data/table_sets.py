@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.reading import regular_file
+from raysim.base.reading import regular_file
 from raysim.data.reader_api import Contents, ReaderOptions, Request, need
 from raysim.data.rows import damaged
 from raysim.data.table_files import TableRows, csv_frame, table_contents

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raysim.core.errors import DataError, explained
-from raysim.core.reading import read_json, regular_file
+from raysim.base.errors import DataError, explained
+from raysim.base.reading import read_json, regular_file
 from raysim.data.arrow import SetInfo, describe
 from raysim.data.reader_api import PARTS, Contents, ReaderOptions, Request, need, numbered, split_codes
 from raysim.data.rows import OLDER_NAMES, SetRows, batch_rows, check_range, damaged

@@ -17,8 +17,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from raysim.core.errors import RaysimError
-from raysim.core.reading import read_json
+from raysim.base.errors import RaysimError
+from raysim.base.reading import read_json
 from raysim.engine.messages import Packed, Snapshot
 from raysim.folders.files import part_of, sync_folder, write_file
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.errors import ClientError, MethodError, OutOfMemory, OwnCodeError
+from raysim.base.errors import ClientError, MethodError, OutOfMemory, OwnCodeError
+from raysim.base.own import place_in
+from raysim.base.texts import round_name
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Update, Value, Vector
-from raysim.core.own import place_in
-from raysim.core.texts import round_name
 from raysim.engine.messages import Packed, packed_copy
 from raysim.engine.schedule import Phase
 from raysim.training.model import BoundModel

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.method import Value
 from raysim.core.weights import RightMap
 

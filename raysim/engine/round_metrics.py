@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from raysim.core.direction import direction_of
-from raysim.core.errors import RaysimError
+from raysim.base.direction import direction_of
+from raysim.base.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
 from raysim.engine.cohort import Cohort

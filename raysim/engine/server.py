@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
+from raysim.base.own import own_errors
+from raysim.base.texts import round_name
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd, State, Value
-from raysim.core.own import own_errors
 from raysim.core.stack import Stack
-from raysim.core.texts import round_name
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort, counters_of
 from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, TaskResult, pack, unpack

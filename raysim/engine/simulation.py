@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from raysim.core.errors import ClusterLost
-from raysim.core.texts import round_name
+from raysim.base.errors import ClusterLost
+from raysim.base.texts import round_name
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
 from raysim.engine.messages import Packed, Snapshot
 from raysim.engine.round_metrics import RoundRecord

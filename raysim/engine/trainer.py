@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, State
 from raysim.core.seeding import derive_seed, torch_generator

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from raysim.core.settings import Settings
+from raysim.base.settings import Settings
 from raysim.version import __version__
 
 PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.errors import DataError, explained
-from raysim.core.reading import regular_file
+from raysim.base.errors import DataError, explained
+from raysim.base.reading import regular_file
 
 
 def part_of(path: Path) -> Path:

@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from raysim.core.errors import DataError
-from raysim.core.uri import joined, masked, uri_fault
+from raysim.base.errors import DataError
+from raysim.base.uri import joined, masked, uri_fault
 from raysim.folders.files import part_of, replaced_file
 
 #: Seconds that a server may take to accept a connection, and to say a byte; how often either is tried. pyarrow's own limits

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.core.texts import round_name
+from raysim.base.texts import round_name
 from raysim.folders.files import file_digest
 from raysim.folders.run_folder import RunFolder
 

@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
+from raysim.base.errors import ConfigError, Fault, RaysimError, RunExists, explained
+from raysim.base.own_code import note_of_values
+from raysim.base.reading import read_json, regular_file
+from raysim.base.settings import Settings
+from raysim.base.texts import visible
 from raysim.config.method_lists import renamed
-from raysim.core.errors import ConfigError, Fault, RaysimError, RunExists, explained
-from raysim.core.own_code import note_of_values
-from raysim.core.reading import read_json, regular_file
-from raysim.core.settings import Settings
-from raysim.core.texts import visible
 from raysim.folders.files import LoggedArrays, refuse_changed, replaced_file, seal_of, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]

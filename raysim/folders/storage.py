@@ -22,9 +22,9 @@ from threading import Timer
 
 from filelock import FileLock
 
+from raysim.base.errors import ConfigError, DataError, Fault, RaysimError, RunExists, explained
+from raysim.base.uri import is_uri, joined
 from raysim.config import Config, folder_of
-from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists, explained
-from raysim.core.uri import is_uri, joined
 from raysim.folders.files import write_file
 from raysim.folders.filesystems import FAILURES, RemoteFolder, Stamp, changed, is_hidden, reached_folder, reason, stamps
 from raysim.folders.run_folder import MARKS, RunFolder

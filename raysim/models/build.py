@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import ConfigError, Fault, RaysimError
+from raysim.base.errors import ConfigError, Fault, RaysimError
+from raysim.base.own import own_errors
+from raysim.base.ram import memory_fault
 from raysim.core.layout import Layout
-from raysim.core.memory import memory_fault
-from raysim.core.own import own_errors
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.lora import add_lora

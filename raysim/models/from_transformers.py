@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import ConfigError, Fault
+from raysim.base.errors import ConfigError, Fault
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.parts import library, unfit_option
 

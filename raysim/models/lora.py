@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from raysim.core.errors import ConfigError, Fault
-from raysim.core.memory import memory_fault
+from raysim.base.errors import ConfigError, Fault
+from raysim.base.ram import memory_fault
 from raysim.models.parts import library
 
 #: The adapted layers of a timm ViT: qkv, attention output projection and both MLP layers of every block.

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import torch
 from torch import nn
 
-from raysim.core.counting import counts_with
-from raysim.core.errors import ConfigError, Fault
+from raysim.base.counting import counts_with
+from raysim.base.errors import ConfigError, Fault
 
 #: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
 Norm = Literal["batch", "group"]

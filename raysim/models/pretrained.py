@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from raysim.core.errors import ModelError, explained
+from raysim.base.errors import ModelError, explained
 from raysim.folders.files import file_digest, seal_of
 from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.from_transformers import model_files

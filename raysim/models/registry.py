@@ -11,9 +11,9 @@ import inspect
 import torch
 from torch import nn
 
-from raysim.core.errors import ConfigError, Fault, OwnCodeError, did_you_mean
-from raysim.core.own import place_of
-from raysim.core.own_code import own_function, with_given
+from raysim.base.errors import ConfigError, Fault, OwnCodeError, did_you_mean
+from raysim.base.own import place_of
+from raysim.base.own_code import own_function, with_given
 from raysim.models.architecture import Architecture, ModelSpec, Shape
 from raysim.models.from_timm import TRANSFORMERS, knows, names, timm_architecture
 from raysim.models.from_torchvision import TORCHVISION

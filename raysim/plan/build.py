@@ -14,13 +14,13 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from raysim.base.errors import refuse
+from raysim.base.own import own_errors
+from raysim.base.own_code import OwnCode, packed, receive
+from raysim.base.settings import name_and_options
 from raysim.config import CohortGroup, Config, ModelGroup
-from raysim.core.errors import refuse
 from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
 from raysim.core.method import Method, Partition
-from raysim.core.own import own_errors
-from raysim.core.own_code import OwnCode, packed, receive
-from raysim.core.settings import name_and_options
 from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
@@ -76,7 +76,7 @@ class Made:
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    own: the user's own functions, or where they are, see `raysim.core.own_code`.
+    own: the user's own functions, or where they are, see `raysim.base.own_code`.
     held_out_every: of the held-out sets every so many-th row is used, for measurements that scale up.
     """
 

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import torch
 
+from raysim.base.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
+from raysim.base.options import text_of
+from raysim.base.settings import Settings
 from raysim.config import Config, ModelGroup, located, parse_config, parse_options, sound_config, without
 from raysim.core.conflicts import conflicts, resources_of
-from raysim.core.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
 from raysim.core.layout import Layout
 from raysim.core.method import Method
-from raysim.core.options import text_of
-from raysim.core.settings import Settings
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.models import ModelSpec, find_architecture, head_of, output_shape, try_model

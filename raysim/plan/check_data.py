@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from raysim.base.commands import command
+from raysim.base.errors import DataError, Fault, OwnCodeError, explained
+from raysim.base.settings import name_and_options
+from raysim.base.uri import is_uri
 from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
-from raysim.core.commands import command
-from raysim.core.errors import DataError, Fault, OwnCodeError, explained
-from raysim.core.settings import name_and_options
-from raysim.core.uri import is_uri
 from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess, make_preprocess

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
+from raysim.base.errors import Fault, OwnCodeError
+from raysim.base.ram import memory_fault
+from raysim.base.settings import name_and_options
 from raysim.config import Config, nearest
-from raysim.core.errors import Fault, OwnCodeError
-from raysim.core.memory import memory_fault
-from raysim.core.settings import name_and_options
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.plan.build import feature_shift, input_transform, task_of

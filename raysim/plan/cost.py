@@ -12,7 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
 from raysim.engine.pool import SerialPool

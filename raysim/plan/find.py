@@ -9,15 +9,15 @@ from typing import SupportsFloat, TypeVar, cast
 import numpy as np
 
 from methods import METHODS
+from raysim.base.errors import DataError, Fault, OwnCodeError, refuse
+from raysim.base.own import own_errors, place_in, place_of, words_of
+from raysim.base.own_code import own_function, with_given
+from raysim.base.settings import Settings, name_and_options
 from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
 from raysim.config.method_lists import refuse_gone, renamed
-from raysim.core.errors import DataError, Fault, OwnCodeError, refuse
 from raysim.core.hooks import check_calls
 from raysim.core.method import Method
-from raysim.core.own import own_errors, place_in, place_of, words_of
-from raysim.core.own_code import own_function, with_given
-from raysim.core.settings import Settings, name_and_options
 from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.partition import find_scheme
 from raysim.data.preprocess import find_preprocess

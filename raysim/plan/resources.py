@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from raysim.base.errors import Fault, refuse
 from raysim.config import Config
-from raysim.core.errors import Fault, refuse
 from raysim.engine.schedule import fitting
 
 #: Part of a GPU that a trainer gets at least where both it and the number of trainers are auto, and in a trial of a sweep.

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.base.errors import DataError, Fault, SettingIgnored
+from raysim.base.settings import Raw, Settings
 from raysim.config import Config
 from raysim.config.counting import idle_options, mappings
 from raysim.config.schema_data import DataGroup
-from raysim.core.errors import DataError, Fault, SettingIgnored
-from raysim.core.settings import Raw, Settings
 from raysim.data.arrow import PreparedSet
 from raysim.data.division import read_division
 from raysim.data.manifest import Manifest

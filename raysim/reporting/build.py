@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raysim.base.direction import direction_of
+from raysim.base.errors import ConfigError, DataError, Fault, refuse
 from raysim.config import Config, ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
 from raysim.config.counting import left_idle
-from raysim.core.direction import direction_of
-from raysim.core.errors import ConfigError, DataError, Fault, refuse
 from raysim.reporting.contents import (
     ReportContents,
     averages,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from raysim.base.errors import ConfigError, Fault
+from raysim.base.texts import number
 from raysim.config import ReportGroup
-from raysim.core.errors import ConfigError, Fault
-from raysim.core.texts import number
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.measure import BESIDE, ReportMetric, by_round, every_of
 from raysim.reporting.panels import Styles, styles_of

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.base.settings import differing, flatten
 from raysim.config.counting import has_effect
 from raysim.config.schema import Config
-from raysim.core.settings import differing, flatten
 from raysim.reporting.contents import ReportContents, best_on_average
 from raysim.reporting.published import ACCURACIES
 from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, signed

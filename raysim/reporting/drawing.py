@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from raysim.base.errors import Fault
 from raysim.config import nearest
-from raysim.core.errors import Fault
 from raysim.reporting import figures, maps, traces
 from raysim.reporting.contents import ReportContents
 

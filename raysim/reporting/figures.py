@@ -11,7 +11,7 @@ from operator import itemgetter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.core.texts import literal, number
+from raysim.base.texts import literal, number
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import (
     COLOURS,

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysim.core.texts import literal, number
+from raysim.base.texts import literal, number
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.panels import grid, legend

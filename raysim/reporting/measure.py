@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.base.direction import Direction, column_of, is_due
+from raysim.base.errors import DataError
+from raysim.base.settings import Raw as Settings
 from raysim.config import nearest
-from raysim.core.direction import Direction, column_of, is_due
-from raysim.core.errors import DataError
-from raysim.core.settings import Raw as Settings
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.published import WORDS
 from raysim.reporting.runs import ReportedRun

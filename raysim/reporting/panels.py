@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from raysim.core.texts import literal
+from raysim.base.texts import literal
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from raysim.base.errors import ConfigError, DataError, Fault
+from raysim.base.texts import number
 from raysim.config import nearest, shipped_folder
-from raysim.core.errors import ConfigError, DataError, Fault
-from raysim.core.texts import number
 
 
 class Statement(NamedTuple):

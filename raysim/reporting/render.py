@@ -11,7 +11,7 @@ from typing import TypeVar
 from rich.markup import escape
 from rich.table import Table as Terminal
 
-from raysim.core.texts import cells as harmless
+from raysim.base.texts import cells as harmless
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.significance import LEVEL, Comparison, Effect, holm
 from raysim.reporting.tables import Cell, Table, heading

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from raysim.core.commands import shown
-from raysim.core.errors import explained
-from raysim.core.texts import visible
+from raysim.base.commands import shown
+from raysim.base.errors import explained
+from raysim.base.texts import visible
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import conclusions, document

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import yaml
 
+from raysim.base.errors import ConfigError, DataError, Fault, RaysimError
+from raysim.base.reading import read_json, regular_file
+from raysim.base.settings import Raw as Settings
+from raysim.base.settings import differing, flatten
+from raysim.base.texts import all_visible, number
 from raysim.config import Config, read_config
 from raysim.config.sweep import grid
-from raysim.core.errors import ConfigError, DataError, Fault, RaysimError
-from raysim.core.reading import read_json, regular_file
-from raysim.core.settings import Raw as Settings
-from raysim.core.settings import differing, flatten
-from raysim.core.texts import all_visible, number
 from raysim.folders.run_folder import FREE_KEYS, RunFolder, written_yaml
 from raysim.reporting.published import (
     FOLDER,

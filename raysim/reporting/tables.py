@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.base.errors import DataError, Fault, refuse
+from raysim.base.texts import number
 from raysim.config import nearest
-from raysim.core.errors import DataError, Fault, refuse
-from raysim.core.texts import number
 from raysim.reporting.measure import ReportMetric, score
 from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match
 from raysim.reporting.runs import ReportedRun

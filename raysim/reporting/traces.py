@@ -15,7 +15,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from raysim.core.texts import literal, round_name
+from raysim.base.texts import literal, round_name
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import ReportContents, choosing, selection_shares
 from raysim.reporting.figures import grouped_bars

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypedDict, cast
 
-from raysim.core.errors import ConfigError, Fault, RaysimError, explained
-from raysim.core.own import place_in, place_of, words_of
-from raysim.core.settings import Settings
-from raysim.core.texts import round_name
+from raysim.base.errors import ConfigError, Fault, RaysimError, explained
+from raysim.base.own import place_in, place_of, words_of
+from raysim.base.settings import Settings
+from raysim.base.texts import round_name
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.find import find_logger
 

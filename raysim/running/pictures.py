@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.core.texts import literal
+from raysim.base.texts import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

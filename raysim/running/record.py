@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from raysim.base.direction import direction_of, is_due, main_of
+from raysim.base.settings import Settings
+from raysim.base.texts import cells, round_name
 from raysim.config import StopGroup
-from raysim.core.direction import direction_of, is_due, main_of
-from raysim.core.settings import Settings
-from raysim.core.texts import cells, round_name
 from raysim.engine.round_metrics import RoundRecord
 from raysim.folders.files import sync_file, sync_folder
 from raysim.folders.records import record_chain

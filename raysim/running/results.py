@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from raysim.base.direction import Direction, direction_of, main_of
+from raysim.base.errors import DataError, explained
+from raysim.base.settings import differing, flatten
 from raysim.config import Config, nearest
-from raysim.core.direction import Direction, direction_of, main_of
-from raysim.core.errors import DataError, explained
-from raysim.core.settings import differing, flatten
 from raysim.data.arrow import SetInfo
 from raysim.folders.run_folder import RunFolder, Status
 from raysim.folders.storage import local_copy

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from raysim.core.errors import Fault, RunExists, refuse
+from raysim.base.errors import Fault, RunExists, refuse
 
 #: begin: nothing of the run is there. resume: from its checkpoint. extend: the same, with more rounds or another `stop`.
 #: show: it is finished, and just this run was asked for.

@@ -19,11 +19,11 @@ import yaml
 from safetensors.torch import save
 from torch import Tensor
 
+from raysim.base.errors import ClusterLost, Fault, RaysimError, RunExists, explained
+from raysim.base.settings import Settings, name_and_options
+from raysim.base.texts import round_name
+from raysim.base.uri import masked
 from raysim.config import Config, methods_label
-from raysim.core.errors import ClusterLost, Fault, RaysimError, RunExists, explained
-from raysim.core.settings import Settings, name_and_options
-from raysim.core.texts import round_name
-from raysim.core.uri import masked
 from raysim.data.arrow import SetInfo
 from raysim.data.division import partition_table, table_file
 from raysim.data.manifest import Manifest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.training.inputs import Examples, Transform, passes
 from raysim.training.model import BoundModel
 

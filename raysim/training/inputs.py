@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.core.errors import OwnCodeError
+from raysim.base.errors import OwnCodeError
+from raysim.base.own import place_of
 from raysim.core.method import Batch
-from raysim.core.own import place_of
 from raysim.training.augment import Augmentation, Draws, Interpolation, crop_and_flip, resized_crop
 
 #: name -> (mean, standard deviation) per channel of pixels in [0, 1]; one value serves all channels.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator, torch_generator
 from raysim.training.inputs import alike
 

@@ -33,7 +33,7 @@ class Task:
       total: total(outputs, targets) -> the losses of B examples, summed. Scalar. Both are (B, ...).
       measure: measure(outputs, targets) -> what is kept of each example, (B, ...) each; "labels" are its classes, if it has any.
       metrics: metrics(columns, number of outputs) -> numbers of a whole set; larger ones are better, but for names that
-        `raysim.core.direction` knows, such as those with loss or rmse.
+        `raysim.base.direction` knows, such as those with loss or rmse.
       values: values(columns) -> (n,) one number an example, whose mean over some of them, `finish`ed, is the metric `of_part`:
         what domains and clients are scored by.
       of_part, main: names of metrics; a run is judged by `main`.

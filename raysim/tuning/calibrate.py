@@ -25,11 +25,11 @@ from safetensors.torch import load_file
 from methods.livar.calibration import Result, calibration, explain, rows_of_run
 from methods.livar.importance import TABLES, plain_table
 from methods.livar.regression import gram, target_coefficients
+from raysim.base.commands import command
+from raysim.base.errors import ConfigError, Fault, ModelError, RaysimError, explained, refuse
+from raysim.base.uri import is_uri
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
-from raysim.core.commands import command
-from raysim.core.errors import ConfigError, Fault, ModelError, RaysimError, explained, refuse
-from raysim.core.uri import is_uri
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
 from raysim.models.pretrained import read_weights

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.core.commands import command, shown
+from raysim.base.commands import command, shown
 from raysim.terminal import err, out, print_table
 from raysim.tuning.outcome import Outcome, best_trial, ranked
 from raysim.tuning.plan import Sweep

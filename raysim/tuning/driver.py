@@ -21,9 +21,9 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from raysim.core.errors import ConfigError, RaysimError, RunExists
-from raysim.core.own_code import packed
-from raysim.core.uri import is_uri
+from raysim.base.errors import ConfigError, RaysimError, RunExists
+from raysim.base.own_code import packed
+from raysim.base.uri import is_uri
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.folders.run_folder import Mark, RunFolder

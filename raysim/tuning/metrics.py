@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raysim.base.direction import SUMMARY
+from raysim.base.errors import Fault
 from raysim.config import Config, ReportGroup, method_names, nearest
-from raysim.core.direction import SUMMARY
-from raysim.core.errors import Fault
 from raysim.reporting.measure import ReportMetric
 from raysim.running.record import COLUMNS, judged
 from raysim.training.tasks import TASKS

@@ -18,10 +18,10 @@ from typing import Literal
 
 import yaml
 
+from raysim.base.direction import column_of, main_of
+from raysim.base.errors import Fault, RaysimError, RunExists, explained, refuse
+from raysim.base.texts import cells
 from raysim.config import Config
-from raysim.core.direction import column_of, main_of
-from raysim.core.errors import Fault, RaysimError, RunExists, explained, refuse
-from raysim.core.texts import cells
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import Mark, RunFolder
 from raysim.folders.storage import Copy

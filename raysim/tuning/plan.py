@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.base.errors import ConfigError, Fault, SettingIgnored, refuse
 from raysim.config import (
     Config,
     ReportGroup,
@@ -26,7 +27,6 @@ from raysim.config.clashes import clashes, library_faults
 from raysim.config.labels import values_of
 from raysim.config.layers import Tell, labels_of_axes, layered, silent
 from raysim.config.yaml_text import flow_parts
-from raysim.core.errors import ConfigError, Fault, SettingIgnored, refuse
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
 from raysim.plan.build import main_metric

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from raysim.base.errors import ConfigError, Fault
+from raysim.base.own_code import words
 from raysim.config import Config, sweep
 from raysim.config.counting import value_at
-from raysim.core.errors import ConfigError, Fault
-from raysim.core.own_code import words
 from raysim.core.seeding import derive_seed
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.plan.build import Plan

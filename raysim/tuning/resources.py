@@ -9,10 +9,10 @@ from functools import partial
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
+from raysim.base.errors import ConfigError, Fault, refuse
+from raysim.base.own import words_of
+from raysim.base.settings import Settings, name_and_options
 from raysim.config import Config
-from raysim.core.errors import ConfigError, Fault, refuse
-from raysim.core.own import words_of
-from raysim.core.settings import Settings, name_and_options
 from raysim.engine.ray.room import autoscales, find_room
 from raysim.engine.ray.session import offered
 from raysim.engine.schedule import fitting

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
+from raysim.base.errors import DataError, RunExists
+from raysim.base.uri import is_uri
 from raysim.config import Config
-from raysim.core.errors import DataError, RunExists
-from raysim.core.uri import is_uri
 from raysim.engine.simulation import ENDED_BY_CALL
 from raysim.folders.environment import gpu_names, sources
 from raysim.folders.run_folder import RunFolder

@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from raysim.base.errors import ConfigError, Fault
+from raysim.base.reading import read_json
 from raysim.config import Config, sweep
-from raysim.core.errors import ConfigError, Fault
-from raysim.core.reading import read_json
 from raysim.core.seeding import derive_seed
 from raysim.folders.files import write_file
 from raysim.folders.storage import Copy

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from ray import tune
 
+from raysim.base.direction import SUMMARY, direction_of, main_of
+from raysim.base.own_code import OwnCode, receive
+from raysim.base.settings import Raw
 from raysim.config import Config, TuneGroup
-from raysim.core.direction import SUMMARY, direction_of, main_of
-from raysim.core.own_code import OwnCode, receive
-from raysim.core.settings import Raw
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder

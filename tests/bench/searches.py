@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 import raysim
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.tuning.ranges import Tried, draws, suggest
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from raysim.core.settings import Settings
+from raysim.base.settings import Settings
 from tests.bench.watch import Watched, raysim_command, watch
 from tests.bench.workloads import Prepared
 

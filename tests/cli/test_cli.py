@@ -12,9 +12,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from raysim.base.errors import ConfigError, DataError
 from raysim.cli.main import app, main
 from raysim.config import Config, parse_config, read_config
-from raysim.core.errors import ConfigError, DataError
 from raysim.data.arrow import describe, write_set
 from raysim.data.rows import in_batches
 from raysim.data.sources import set_path

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from ray.job_submission import JobStatus
 
+from raysim.base.errors import DataError, RaysimError
 from raysim.cli.overview import show_places
-from raysim.core.errors import DataError, RaysimError
 from raysim.engine.ray import jobs
 from raysim.folders.run_folder import RunFolder
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from raysim.base.errors import ConfigError, DataError
 from raysim.cli.main import app
 from raysim.cli.partitions import partitions
-from raysim.core.errors import ConfigError, DataError
 from tests.support.federations import raw_config
 
 

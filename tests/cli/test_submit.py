@@ -9,8 +9,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from raysim.base.errors import ConfigError, RaysimError
 from raysim.cli.main import app
-from raysim.core.errors import ConfigError, RaysimError
 from raysim.engine.ray import jobs
 from raysim.engine.ray.jobs import JobEnd
 from tests.cluster.conftest import PROJECT

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
+from raysim.base.errors import RaysimError
 from raysim.cli import main as command
 from raysim.cli.unexpected import DEBUG_VARIABLE, sentence
-from raysim.core.errors import RaysimError
 
 
 @pytest.fixture

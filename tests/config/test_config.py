@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from raysim.base.errors import ConfigError
 from raysim.config import JOB_VARIABLE, Config, home_folder, located
-from raysim.core.errors import ConfigError
 from raysim.plan.check import check
 from tests.support.federations import raw_config
 

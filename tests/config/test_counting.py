@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim.api import finished_run, settings_of
+from raysim.base.errors import ConfigError, DataError, SettingIgnored
 from raysim.cli.main import app
 from raysim.config import parse_config, parse_options, parse_overrides, read_config
 from raysim.config.sweep import grid
-from raysim.core.errors import ConfigError, DataError, SettingIgnored
 from raysim.data.arrow import write_set
 from raysim.data.sources import prepare, set_path
 from raysim.models import find_architecture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from raysim.base.errors import did_you_mean
 from raysim.config import nearest, parse_config
-from raysim.core.errors import did_you_mean
 from raysim.plan.find import build_methods
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from raysim.base.errors import DataError
 from raysim.cli.main import main
 from raysim.config import located_path, path_to_write
 from raysim.config.places import cache_folder, home_folder
-from raysim.core.errors import DataError
 
 
 def test_paths_begin_at_the_home_folder_unless_they_are_there(monkeypatch, tmp_path):

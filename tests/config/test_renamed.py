@@ -9,10 +9,10 @@ import yaml
 from typer.testing import CliRunner
 
 import raysim
+from raysim.base.errors import SettingRenamed
 from raysim.cli.main import app
 from raysim.config import parse_config
 from raysim.config.method_lists import renamed
-from raysim.core.errors import SettingRenamed
 from raysim.plan.find import build_methods
 
 

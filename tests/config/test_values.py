@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from methods import METHODS
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
 from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.faults import options_model, validated
 from raysim.config.schema import Config
 from raysim.config.yaml_text import load_yaml
-from raysim.core.errors import ConfigError
 from raysim.folders.run_folder import changes
 from raysim.plan.check import check
 from raysim.tuning.plan import plan_sweep

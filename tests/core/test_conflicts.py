@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from methods import METHODS
+from raysim.base.errors import ConfigError
 from raysim.core.conflicts import conflicts, resources_of
-from raysim.core.errors import ConfigError
 from tests.support import toys
 from tests.support.federations import lora_plan, plan_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from raysim.base.errors import RaysimError
 from raysim.core.conflicts import conflicts
-from raysim.core.errors import RaysimError
 from raysim.core.method import Message, Method, Partition
 from raysim.core.stack import Stack, chain
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet, describe, write_set
 from raysim.data.rows import SetRows, in_batches
 from raysim.data.sources import prepare, set_path

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.arrow import describe, write_set
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.rows import in_batches

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from raysim.base.errors import DataError
 from raysim.config import parse_config
-from raysim.core.errors import DataError
 from raysim.data.federation import Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.preprocess import fit_to

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from raysim.base.errors import DataError
 from raysim.cli.main import app
-from raysim.core.errors import DataError
 from raysim.data import sources
 from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS, Facts, own_folder

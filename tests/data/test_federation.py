@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from raysim.core.errors import DataError, RaysimError
+from raysim.base.errors import DataError, RaysimError
 from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.federation import COUNTS, Federation, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest

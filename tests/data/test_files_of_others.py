@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet, describe, write_set
 from raysim.data.preprocess import make_preprocess
 from raysim.data.reader_api import ReaderOptions

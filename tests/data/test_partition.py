@@ -13,8 +13,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, chi2_contingency
 
+from raysim.base.errors import DataError
 from raysim.config.schema_data import FORMS, PartitionGroup
-from raysim.core.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data import dirichlet, partition
 from raysim.data.dirichlet import cut_capped

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.federation import build_all_shards, build_shards
 from raysim.plan.check import check
 from raysim.training.tasks import TASKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.data.arrow import PreparedSet
 from raysim.data.federation import Federation, build_shards
 from raysim.data.preprocess import fit_to, make_preprocess

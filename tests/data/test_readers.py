@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.sources import SOURCES, prepare
 from tests.support.image_sets import pixels, prepared, same
 

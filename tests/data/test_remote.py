@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raysim.core.errors import ConfigError, DataError
-from raysim.core.uri import is_uri
+from raysim.base.errors import ConfigError, DataError
+from raysim.base.uri import is_uri
 from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.rows import in_batches
 from raysim.data.sources import fetch_set, set_path

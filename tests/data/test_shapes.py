@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.shapes import PIXEL_BYTES, SHAPES, STYLES, draw, shape_batches
 from raysim.data.sources import prepare

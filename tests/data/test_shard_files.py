@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import raysim.data.shard_files as shard_files
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.federation import COUNTS, build_all_shards, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest

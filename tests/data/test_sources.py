@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import raysim
+from raysim.base.errors import ConfigError, DataError
 from raysim.cli.main import app
-from raysim.core.errors import ConfigError, DataError
 from raysim.data import reader_api, sources
 from raysim.data.arrow import PreparedSet
 from raysim.data.reader_api import ReaderOptions

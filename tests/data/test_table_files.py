@@ -8,8 +8,8 @@ import pytest
 from sklearn import datasets
 from typer.testing import CliRunner
 
+from raysim.base.errors import DataError
 from raysim.cli.main import app
-from raysim.core.errors import DataError
 from raysim.data import sources
 from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS

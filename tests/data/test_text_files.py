@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 import raysim
+from raysim.base.errors import DataError
 from raysim.cli.main import app
-from raysim.core.errors import DataError
 from raysim.data import text_files
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare, set_path

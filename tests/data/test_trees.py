@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 from raysim.data import reader_api
 from raysim.data.arrow import describe
 from raysim.data.reader_api import ReaderOptions

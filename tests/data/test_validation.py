@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raysim.base.errors import ConfigError, DataError
 from raysim.config import parse_config
-from raysim.core.errors import ConfigError, DataError
 from raysim.data.division import partition_table
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.splits import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raysim.api import arrays
-from raysim.core.errors import ConfigError, DataError
+from raysim.base.errors import ConfigError, DataError
 from raysim.data.arrow import PreparedSet
 from raysim.data.division import table_file
 from raysim.data.federation import Federation, build_shards

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from methods import METHODS
-from raysim.core.options import options_of
+from raysim.base.options import options_of
 from raysim.training.tasks import TASKS
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from methods import GROUPS, METHODS
-from raysim.core.options import options_of
+from raysim.base.options import options_of
 from tests.docs.method_tables import BLOCK, PAGES, TASK_PAGE, written
 
 TEXTS = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}

@@ -22,8 +22,8 @@ from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
+from raysim.base.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.cli.main import app
-from raysim.core.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.engine.checkpoint import CheckpointStore, _digest_of
 from raysim.engine.simulation import restore
 from raysim.plan.check import check

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.engine.checkpoint import CheckpointStore, _digest_of
 from raysim.engine.messages import Snapshot
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from raysim.base.errors import ConfigError
 from raysim.config.sweep import grid
-from raysim.core.errors import ConfigError
 from raysim.plan.check import check
 from tests.support.federations import plan_of, raw_config, run, server_on
 from tests.twins.federation import Naive

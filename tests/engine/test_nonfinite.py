@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from raysim import Method
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.core.method import Vector
 from tests.support.runs import a_plan, quietly
 

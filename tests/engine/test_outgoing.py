@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.core.errors import OwnCodeError, RaysimError
+from raysim.base.errors import OwnCodeError, RaysimError
 from raysim.core.method import Crowd, Method, Update
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import chain

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.core.method import Vector
 from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
 from raysim.training.local import LocalSettings, num_local_steps

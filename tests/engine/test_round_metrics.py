@@ -13,8 +13,8 @@ from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 from torch import nn
 
 import raysim
+from raysim.base.errors import ConfigError
 from raysim.config import StopGroup
-from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.reader_api import ReaderOptions

@@ -15,7 +15,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from raysim.core.errors import ClientError, RaysimError, RunExists
+from raysim.base.errors import ClientError, RaysimError, RunExists
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from tests.support.federations import plan_of, run

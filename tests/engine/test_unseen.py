@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.core.direction import direction_of
-from raysim.core.errors import ConfigError
+from raysim.base.direction import direction_of
+from raysim.base.errors import ConfigError
 from raysim.data.arrow import PreparedSet
 from raysim.data.sources import set_path
 from raysim.models import build_model

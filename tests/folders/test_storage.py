@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 import raysim
+from raysim.base.errors import ConfigError, RaysimError
 from raysim.cli.main import main
 from raysim.config import folder_of
-from raysim.core.errors import ConfigError, RaysimError
 from raysim.engine.simulation import Stopped
 from raysim.folders import filesystems, storage
 from raysim.folders.filesystems import RemoteFolder, remote_folder

@@ -9,10 +9,10 @@ import time
 import pytest
 
 import raysim
+from raysim.base.errors import ConfigError, DataError, RaysimError
+from raysim.base.uri import masked
 from raysim.cli.main import main
 from raysim.config import parse_config
-from raysim.core.errors import ConfigError, DataError, RaysimError
-from raysim.core.uri import masked
 from raysim.folders import filesystems
 from raysim.running.runner import execute
 from tests.support.federations import plan_of

@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 import raysim
+from raysim.base.errors import RaysimError
 from raysim.config import read_config
-from raysim.core.errors import RaysimError
 from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
 from raysim.plan.check import check

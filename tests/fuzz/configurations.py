@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from methods import METHODS
+from raysim.base.settings import assign
 from raysim.config import Config
 from raysim.config.faults import options_model
-from raysim.core.settings import assign
 
 #: Values for any key: of wrong types, at the edges, and what a slip of the hand gives.
 VALUES: tuple[Any, ...] = (

@@ -80,7 +80,7 @@ NEAR: dict[str, str] = {
     "raysim/training/inputs.py": "tests/training/test_local.py",
     "raysim/training/local.py": PARTICIPATION,
     "raysim/training/model.py": "tests/training/test_local.py tests/methods/test_fedvg.py",
-    "raysim/engine/client_results.py": "tests/core/test_own_faults.py tests/core/test_hooks.py tests/engine/test_outgoing.py",
+    "raysim/engine/client_results.py": "tests/base/test_own_faults.py tests/core/test_hooks.py tests/engine/test_outgoing.py",
     "raysim/engine/client_views.py": "tests/engine/test_trainer.py tests/core/test_hooks.py tests/methods/test_moon.py",
     "raysim/engine/cohort.py": f"{PARTICIPATION} tests/engine/test_run.py tests/engine/test_outgoing.py",
     "raysim/engine/device.py": "tests/engine/test_scorer.py tests/methods/test_fedvg_options.py",

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import raysim
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
 from raysim.models import ModelSpec, build_model

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.engine.simulation import Interrupted
 
 #: A case that takes longer hangs. What it waits for a CPU that others use does not count.

@@ -20,7 +20,7 @@ from methods.agreement import (
     update_agreement,
     weights_from_agreements,
 )
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from tests.support.federations import plan_of, run, server_on
 from tests.twins.federation import SHARE, Naive, assert_close, assert_same_state

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from methods.attack import attack, krum_step, largest_gamma, largest_z
-from raysim.core.errors import ConfigError, RaysimError
+from raysim.base.errors import ConfigError, RaysimError
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd
 from tests.support.federations import plan_of, run, server_on, updates_of

@@ -13,7 +13,7 @@ from torch import nn
 
 from methods.ccvr import ccvr, draw_features, learning_rates, pooled_moments, train_head
 from methods.moments import class_covariances, class_means, pack_symmetric, unpack_symmetric
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import torch_generator
 from tests.support.federations import lora_plan, plan_of, run, server_on

@@ -31,7 +31,7 @@ from methods.compression import (
     top_k,
     unpacked,
 )
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Update
 from raysim.core.seeding import torch_generator

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from methods import diagnostics as build
 from methods.diagnostics import effective_rank
-from raysim.core.errors import ConfigError, MethodError
+from raysim.base.errors import ConfigError, MethodError
 from raysim.core.method import Method
 from raysim.engine.messages import MapRequest, pack
 from raysim.engine.scorer import map_features, slices_of

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.elastic import elastic, elasticity, output_norm, sample
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.weights import RightMap, normalised

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from methods.fedalign import block_of, check_slim, fedalign, slim, slim_pass, spectral_norms
-from raysim.core.errors import ConfigError, MethodError
+from raysim.base.errors import ConfigError, MethodError
 from raysim.core.layout import layout_of
 from tests.support.federations import lora_plan, plan_of, run
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from methods.fednova import effective_steps, fednova
-from raysim.core.errors import ConfigError, MethodError
+from raysim.base.errors import ConfigError, MethodError
 from raysim.core.method import Method
 from raysim.core.weights import RightMap
 from tests.support.federations import plan_of, run, server_on

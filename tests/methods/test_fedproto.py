@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from methods.fedproto import batch_mean_distance, fedproto, merged_prototypes, prototype_distance
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import build_model
 from raysim.plan.build import open_federation

@@ -15,8 +15,8 @@ from torch import nn
 from methods.fedvg import fedvg, layer_norms, weights_from_norms
 from methods.fedvg_loss import fedvg_loss
 from methods.scored import part_of
+from raysim.base.errors import ConfigError
 from raysim.core.conflicts import conflicts
-from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Method
 from raysim.engine.device import scoring_batch

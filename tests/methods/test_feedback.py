@@ -21,7 +21,7 @@ from methods.feedback import (
     with_direct_error,
     with_kept_error,
 )
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.models import ModelSpec, build_model, head_of

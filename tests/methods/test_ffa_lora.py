@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.models import build_model
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.adapters import NaiveAdapters

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from methods.fisher import fisher, fisher_sum, per_example_gradients
-from raysim.core.errors import ConfigError, MethodError
+from raysim.base.errors import ConfigError, MethodError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.training.model import BoundModel

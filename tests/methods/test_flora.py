@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from methods.flora import nearest_factors
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import unpack
 from raysim.models import build_model

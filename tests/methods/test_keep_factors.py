@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from tests.support.federations import lora_plan, plan_of, server_on
 from tests.twins.livar import NaiveLivar
 

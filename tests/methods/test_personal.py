@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import norm_names
 from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model

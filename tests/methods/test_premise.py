@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from tests.support.federations import plan_of, run, server_on
 
 PREMISE = {"diagnostics": {"measures": ["premise"]}}

@@ -15,7 +15,7 @@ from torch import nn
 
 import raysim
 from methods.dp import COUNT_NOISE, clipping, dp, epsilon_after, spending, split_noise
-from raysim.core.errors import ConfigError, MethodError
+from raysim.base.errors import ConfigError, MethodError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
 from tests.support.federations import plan_of, run, server_on, updates_of

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from methods.regmean import gram_matrices, linear_leaves, regression_maps, shrunk
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.core.weights import RightMap

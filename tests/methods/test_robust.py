@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from methods import GROUPS
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from tests.support.federations import plan_of, probe, run, server_on, server_with, updates_of
 from tests.twins import robust

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from methods import METHODS
-from raysim.core.errors import MethodError
+from raysim.base.errors import MethodError
 from raysim.core.layout import layout_of
 from raysim.core.weights import RightMap, normalised
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from methods.scaffold import new_control, scaffold
-from raysim.core.errors import ClientError, ConfigError
+from raysim.base.errors import ClientError, ConfigError
 from raysim.core.method import Method
 from raysim.engine.checkpoint import CheckpointStore
 from raysim.plan.check import check

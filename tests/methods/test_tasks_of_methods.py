@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from methods import METHODS
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.data.federation import build_shards
 from raysim.engine.pool import SerialPool
 from raysim.plan.build import Made, make_server, make_trainer

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.method import Batch
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, find_architecture, head_of, try_model
 from raysim.models.from_transformers import with_whole_path

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.models import build_model
 from raysim.plan.build import model_spec
 from raysim.running.runner import execute

@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
-from raysim.core.errors import ConfigError
 from raysim.models import (
     build_model,
     try_model,

@@ -11,7 +11,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
-from raysim.core.errors import ModelError
+from raysim.base.errors import ModelError
 from raysim.models import (
     ModelSpec,
     build_model,

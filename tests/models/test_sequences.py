@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import raysim
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
-from raysim.core.errors import ConfigError
 from raysim.core.method import Batch
 from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head_of, output_shape, try_model
 from raysim.plan.check import check

@@ -10,7 +10,7 @@ import torch
 import torchvision
 from torch import nn
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.models import (
     build_model,
     head_of,

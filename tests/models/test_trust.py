@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.data.sources import prepare
 from raysim.folders.run_folder import RunFolder
 from raysim.models.pretrained import read_weights

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
+from raysim.base.errors import ConfigError
 from raysim.config import Config
-from raysim.core.errors import ConfigError
 from raysim.data.federation import build_shards
 from raysim.data.sources import prepare, set_path
 from raysim.plan.build import make_phases, make_server, make_trainer

@@ -19,11 +19,11 @@ import pytest
 from pydantic import BaseModel
 
 from methods import METHODS
+from raysim.base.counting import Counts
+from raysim.base.errors import ConfigError, SettingIgnored
+from raysim.base.settings import assign
 from raysim.config.faults import options_model
 from raysim.config.schema import Config
-from raysim.core.counting import Counts
-from raysim.core.errors import ConfigError, SettingIgnored
-from raysim.core.settings import assign
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from tests.support.federations import LORA_VIT, server_on

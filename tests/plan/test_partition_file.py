@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import raysim
+from raysim.base.errors import ConfigError
 from raysim.cli.partitions import partitions, write
-from raysim.core.errors import ConfigError
 from raysim.data import division
 from raysim.data.division import table_file
 from raysim.plan.check import check

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from raysim.base.errors import ConfigError
 from raysim.config import CohortGroup, Config
-from raysim.core.errors import ConfigError
 from raysim.engine.schedule import fitting
 from raysim.plan.resources import check_resources, resolve_resources, share_of
 

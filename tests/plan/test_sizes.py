@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from tests.support.federations import plan_of
 
 VIT = {"name": "vit", "dim": 16, "depth": 1, "heads": 2, "patch": 4}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import raysim
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.plan.check import check
 from tests.support.task_sets import task_config, write_task_set
 

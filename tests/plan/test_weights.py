@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torchvision.models import _api
 
-from raysim.core.errors import ModelError
+from raysim.base.errors import ModelError
 from raysim.engine.ray import shards
 from raysim.models import ModelSpec, build_model
 from raysim.plan.build import Made, with_weights

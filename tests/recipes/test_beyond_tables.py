@@ -9,9 +9,9 @@ import pytest
 
 from methods.dp import epsilon_after, spending
 from methods.feedback import feedback_layers
+from raysim.base.errors import ConfigError
 from raysim.config import parse_config, read_config
 from raysim.config.sweep import grid
-from raysim.core.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.data.sources import prepare
 from raysim.models import ModelSpec, build_skeleton, head_of

@@ -9,8 +9,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from raysim.base.errors import DataError
 from raysim.cli.main import app, main
-from raysim.core.errors import DataError
 from raysim.reporting.build import make_report
 from raysim.reporting.report import write
 from tests.support.output import in_order

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.reporting.build import make_report
 from raysim.reporting.drawing import FIGURES, NAMES, captions
 from raysim.reporting.panels import styles_of, zoom

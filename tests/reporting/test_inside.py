@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.reporting.build import make_report
 from raysim.reporting.published import FOLDER
 from raysim.reporting.render import PUBLISHED, lines_of

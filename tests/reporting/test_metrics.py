@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from raysim.core.direction import direction_of
-from raysim.core.errors import ConfigError, DataError
+from raysim.base.direction import direction_of
+from raysim.base.errors import ConfigError, DataError
 from raysim.reporting import traces
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions

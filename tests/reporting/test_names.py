@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from raysim.base.errors import DataError
 from raysim.config import Config
 from raysim.config.layers import scaled
 from raysim.config.sweep import assign, grid
-from raysim.core.errors import DataError
 from raysim.reporting import runs
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import best_on_average

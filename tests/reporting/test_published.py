@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from raysim.base.errors import ConfigError, DataError
 from raysim.config import parse_report, read_config
 from raysim.config.sweep import grid
-from raysim.core.errors import ConfigError, DataError
 from raysim.reporting.build import make_report
 from raysim.reporting.drawing import figure_faults
 from raysim.reporting.published import FOLDER, is_same, match, published

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
+from raysim.base.errors import ConfigError, DataError
 from raysim.config import Config, parse_config
-from raysim.core.errors import ConfigError, DataError
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, winners

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
-from raysim.core.errors import ConfigError
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import Cost, cost
 from raysim.reporting.measure import ReportMetric

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 import raysim
+from raysim.base.texts import number
 from raysim.cli.main import app
-from raysim.core.texts import number
 from raysim.reporting.build import make_report
 from raysim.reporting.tables import heading
 from raysim.running.results import Run, Runs

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.text import Text
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import cost
 from raysim.reporting.document import document

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import raysim
-from raysim.core.errors import ConfigError, DataError, RaysimError
+from raysim.base.errors import ConfigError, DataError, RaysimError
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
 from raysim.running.loggers import Loggers

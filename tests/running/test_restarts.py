@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from raysim.core.errors import ClientError, ClusterLost, ConfigError, Fault
+from raysim.base.errors import ClientError, ClusterLost, ConfigError, Fault
 from raysim.engine.ray import server as ray_server
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import patiently

@@ -12,8 +12,8 @@ import yaml
 from safetensors.torch import save_file
 
 import raysim
+from raysim.base.errors import DataError
 from raysim.config import Config
-from raysim.core.errors import DataError
 from raysim.data.arrow import SetInfo
 from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder, Status

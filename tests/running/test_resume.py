@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from raysim.core.errors import ConfigError, Fault, RunExists
+from raysim.base.errors import ConfigError, Fault, RunExists
 from raysim.running.resume import RunState, next_step
 
 HERE = RunState("a", "runs/a", rounds_before=4, rounds=4)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from safetensors.torch import save_file
 
-from raysim.core.errors import ConfigError, RaysimError
+from raysim.base.errors import ConfigError, RaysimError
 from raysim.engine.simulation import Interrupted
 from raysim.models import build_model
 from raysim.running.runner import execute

@@ -12,9 +12,9 @@ import yaml
 from typer.testing import CliRunner
 
 import raysim
+from raysim.base.errors import ConfigError, RaysimError, RunExists
 from raysim.cli.main import app
 from raysim.config import StopGroup
-from raysim.core.errors import ConfigError, RaysimError, RunExists
 from raysim.running.record import reason_to_stop
 
 

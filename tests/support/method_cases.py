@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raysim.core.settings import Raw
+from raysim.base.settings import Raw
 
 Methods = list[str | Raw]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.models import (

@@ -6,8 +6,8 @@ import copy
 from functools import cache
 from pathlib import Path
 
+from raysim.base.settings import Raw
 from raysim.config import read_config
-from raysim.core.settings import Raw
 
 _read = cache(read_config)
 

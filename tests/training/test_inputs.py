@@ -14,8 +14,8 @@ from PIL import Image
 from scipy.stats import ks_2samp
 from torchvision.transforms import RandomResizedCrop
 
+from raysim.base.errors import ConfigError
 from raysim.config import Config
-from raysim.core.errors import ConfigError
 from raysim.core.seeding import torch_generator
 from raysim.data.arrow import SetInfo
 from raysim.plan.build import input_transform, make_trainer, model_spec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.core.errors import OwnCodeError
+from raysim.base.errors import OwnCodeError
 from raysim.core.seeding import torch_generator
 from raysim.training.shift import Shift, noise
 

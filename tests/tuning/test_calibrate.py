@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from scipy.optimize import nnls
 from typer.testing import CliRunner
 
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
 from raysim.config import read_config
 from raysim.config.schema_data import PartitionGroup
-from raysim.core.errors import ConfigError
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
 from raysim.running.runner import execute

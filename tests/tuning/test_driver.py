@@ -15,8 +15,8 @@ import yaml
 from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
+from raysim.base.errors import ConfigError, DataError, Fault, RaysimError, RunExists
 from raysim.config import read_config
-from raysim.core.errors import ConfigError, DataError, Fault, RaysimError, RunExists
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning import driver
 from raysim.tuning.driver import MOST_LINES, _Watch

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.tuning import trial as trial_module
 from raysim.tuning.command import show_sweep
 from raysim.tuning.outcome import Outcome, outcome, ranked, write_results

@@ -7,7 +7,7 @@ import csv
 import pytest
 import yaml
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.tuning.outcome import outcome, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
 from tests.support.federations import raw_config

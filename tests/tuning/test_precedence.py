@@ -9,12 +9,12 @@ import yaml
 from typer.testing import CliRunner
 
 from raysim.api import settings_of
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
 from raysim.config import parse_config, read_config
 from raysim.config.clashes import clashes, library_faults
 from raysim.config.layers import layered, scaled
 from raysim.config.sweep import grid
-from raysim.core.errors import ConfigError
 from raysim.tuning.driver import run_sweep
 from raysim.tuning.plan import plan_sweep, read_sweep
 from tests.support.federations import raw_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import save_file
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.data import federation
 from raysim.models import build_model
 from raysim.plan.check import check

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.tuning.resources import bundles_of, check_room
 from tests.support.sweeps import (
     a_sweep,

@@ -9,7 +9,7 @@ import signal
 import pytest
 import yaml
 
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.sources import prepare
 from raysim.folders.run_folder import RunFolder

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 
+from raysim.base.errors import ConfigError
 from raysim.config.layers import scaled
 from raysim.config.sweep import assign, grid, trial
-from raysim.core.errors import ConfigError
 
 RAW = {
     "name": "s",

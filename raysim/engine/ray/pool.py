@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayTaskError
 
-from raysim.core.errors import OutOfMemory, RaysimError
+from raysim.base.errors import OutOfMemory, RaysimError
 from raysim.engine.messages import (
     Columns,
     ColumnsRequest,

@@ -16,7 +16,7 @@ from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ign
 from ray.experimental.internal_kv import _internal_kv_get, internal_kv_get_gcs_client
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from raysim.core.errors import Fault, RaysimError, refuse
+from raysim.base.errors import Fault, RaysimError, refuse
 from raysim.engine.ray.session import offered
 from raysim.engine.schedule import fitting
 

@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from raysim.core.errors import ClusterLost
+from raysim.base.errors import ClusterLost
 from raysim.engine.device import keep_freed_memory
 from raysim.engine.pool import Pool
 from raysim.engine.ray.pool import RayPool

@@ -29,7 +29,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from raysim.core.errors import ClusterLost, RaysimError
+from raysim.base.errors import ClusterLost, RaysimError
 
 Answer = TypeVar("Answer")
 

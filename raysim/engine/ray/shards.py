@@ -15,7 +15,7 @@ import ray
 from filelock import FileLock
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.core.errors import RaysimError
+from raysim.base.errors import RaysimError
 from raysim.engine.ray.session import LOSSES, Actor, no_actors_left, this_node
 from raysim.folders.files import file_digest, part_of
 

@@ -12,8 +12,8 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from raysim.core.errors import RaysimError
-from raysim.core.own import own_errors
+from raysim.base.errors import RaysimError
+from raysim.base.own import own_errors
 from raysim.engine.messages import Columns, ColumnsRequest, EvaluationPoint, Packed, RoundMessage, TaskClients
 from raysim.engine.ray.session import LOSSES, Actor, Ref, going_nodes
 from raysim.engine.ray.watch import Process, Watch, Watched

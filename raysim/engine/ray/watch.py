@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.core.errors import RaysimError
-from raysim.core.own import is_own
+from raysim.base.errors import RaysimError
+from raysim.base.own import is_own
 from raysim.engine.ray.session import Actor, Ref, going_nodes
 
 Answer = TypeVar("Answer")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raysim.core.errors import ClusterLost, RaysimError
+from raysim.base.errors import ClusterLost, RaysimError
 from raysim.engine.ray import session
 
 STARTED = SimpleNamespace(address_info={"gcs_address": "a test"})

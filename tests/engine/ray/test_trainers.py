@@ -18,7 +18,7 @@ import torch
 from ray.exceptions import RayTaskError
 from ray.util import placement_group, remove_placement_group
 
-from raysim.core.errors import ConfigError, OutOfMemory, RaysimError
+from raysim.base.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import room
 from raysim.engine.ray.pool import LastState, RayPool, _brought

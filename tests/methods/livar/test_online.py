@@ -10,7 +10,7 @@ import torch
 
 from methods.livar.merging import adapters_of, factors_of
 from methods.livar.online import online_coefficients
-from raysim.core.errors import ConfigError
+from raysim.base.errors import ConfigError
 from raysim.plan.find import build_methods
 from raysim.tuning.calibrate import plan_calibration
 from tests.methods.livar.test_calibration import naive_minimum

@@ -9,7 +9,7 @@ import torch
 
 from methods.livar import livar
 from methods.livar.merging import adapters_of
-from raysim.core.errors import ConfigError, MethodError
+from raysim.base.errors import ConfigError, MethodError
 from raysim.plan.find import build_methods
 from tests.methods.livar.test_importance import some_importance
 from tests.methods.livar.test_livar import VARIANTS

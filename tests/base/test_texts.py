@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from raysim.core.texts import all_visible, cells, visible
+from raysim.base.texts import all_visible, cells, visible
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import raysim
-from raysim.core.errors import ConfigError, RaysimError
+from raysim.base.errors import ConfigError, RaysimError
 from tests.support.own_folder import (
     command,
     write_files,

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.core.texts import round_name
-from raysim.core.uri import masked
+from raysim.base.texts import round_name
+from raysim.base.uri import masked
 
 #: A word of a message that nobody reads; names of files have 255 letters at most.
 _LONG_WORD = re.compile(r"[^\s/]{300,}")

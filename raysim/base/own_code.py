@@ -9,15 +9,15 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from raysim.core.digest import source_digest
-from raysim.core.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean, refuse
-from raysim.core.own import is_own, own_errors, place_in, place_of, without_partials, words_of
-from raysim.core.settings import MOST_DEPTH, Settings, leaves
+from raysim.base.digest import source_digest
+from raysim.base.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean, refuse
+from raysim.base.own import is_own, own_errors, place_in, place_of, without_partials, words_of
+from raysim.base.settings import MOST_DEPTH, Settings, leaves
 
 T = TypeVar("T")
 
@@ -163,12 +163,11 @@ def named(settings: Mapping[str, object]) -> Settings:
             return [renamed(each, f"{key}[{index}]", depth + 1) for index, each in enumerate(value)]
         if isinstance(value, str | int | float | None):
             return value
-        from raysim.core.method import Method  # loads PyTorch
-
-        if not isinstance(value, Method) and not callable(value):
+        is_record = is_dataclass(value) and not isinstance(value, type)  # a method
+        if not is_record and not callable(value):
             return value
         try:
-            return name_of(partial(_itself, value) if isinstance(value, Method) else value, key)
+            return name_of(partial(_itself, value) if is_record else cast("Callable[..., object]", value), key)
         except ConfigError as error:
             faults.extend(error.faults)
             return None

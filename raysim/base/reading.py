@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-from raysim.core.errors import DataError
+from raysim.base.errors import DataError
 
 
 def regular_file(path: Path) -> Path:

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from raysim.base.errors import DataError, Fault
+from raysim.base.reading import load_json, read_json, regular_file
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
-from raysim.core.errors import DataError, Fault
-from raysim.core.reading import load_json, read_json, regular_file
 from raysim.folders.files import file_digest
 from tests.fuzz.verdicts import limited
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from methods import METHODS
+from raysim.base.options import meanings, options_of, text_of
 from raysim.cli.main import app
-from raysim.core.options import meanings, options_of, text_of
 from raysim.models import MODELS
 
 MAKERS = {**METHODS, **{name: architecture.build for name, architecture in MODELS.items()}}

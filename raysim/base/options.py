@@ -10,7 +10,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from raysim.core.counting import Counts, plain
+from raysim.base.counting import Counts, plain
 
 
 @dataclass(frozen=True)

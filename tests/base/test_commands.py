@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from raysim.core import commands
-from raysim.core.commands import command, shown
+from raysim.base import commands
+from raysim.base.commands import command, shown
 
 
 @pytest.mark.parametrize("name", ["runs", "my runs", "it's", "-runs", "a;b", "ä"])

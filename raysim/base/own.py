@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from raysim.core.errors import OwnCodeError, RaysimError
+from raysim.base.errors import OwnCodeError, RaysimError
 
 _HOME = Path(__file__).resolve().parents[2]
 

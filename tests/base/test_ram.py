@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raysim.core.memory import memory_bytes, memory_fault
+from raysim.base.ram import memory_bytes, memory_fault
 
 
 def test_what_does_not_fit_is_said_with_both_sizes():

@@ -15,9 +15,9 @@ import yaml
 from typer.testing import CliRunner
 
 import raysim
+from raysim.base.digest import source_digest
+from raysim.base.errors import ConfigError, DataError
 from raysim.cli.main import app
-from raysim.core.digest import source_digest
-from raysim.core.errors import ConfigError, DataError
 from raysim.data.reader_api import fingerprint
 from tests.support.own_folder import SETTINGS, command, summary
 

@@ -1,0 +1,1 @@
+"""Plain helpers below everything else: errors, texts, names, options, own code, URIs. They know nothing of federated learning."""
