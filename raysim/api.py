@@ -10,22 +10,17 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from raysim.base.commands import command
-from raysim.base.errors import ConfigError, DataError, Fault, OwnCodeError, refuse
+from raysim.base.errors import ConfigError, DataError, Fault, OwnCodeError
 from raysim.base.own import place_in, place_of, words_of
-from raysim.base.own_code import named, note_of_values
-from raysim.base.settings import Raw, Settings
 from raysim.base.texts import round_name
-from raysim.config import Config, parse_config, path_to_write, read_config
-from raysim.config.counting import value_at
-from raysim.config.layers import Tell, layered, silent
-from raysim.config.sweep import axes_as_written
+from raysim.config import path_to_write
 from raysim.data.arrow import write_set
 from raysim.data.reader_api import array_contents
 from raysim.data.sources import set_path
 from raysim.folders.storage import local_copy
+from raysim.launch import ConfigSource, finished_run, finished_sweep, refuse_others, settings_of
 from raysim.running.results import Run, Runs
 
 if TYPE_CHECKING:
@@ -33,14 +28,7 @@ if TYPE_CHECKING:
 
     from raysim.data.arrow import SetInfo
     from raysim.engine.round_metrics import RoundRecord
-    from raysim.plan.build import Plan
     from raysim.reporting.report import Report
-    from raysim.terminal import LiveLine, Progress
-    from raysim.tuning.outcome import Outcome
-    from raysim.tuning.plan import Sweep
-
-#: A YAML file, settings as nested dictionaries, or nothing: the defaults.
-ConfigSource = str | Path | Mapping[str, object] | None
 
 #: Called after every round with its record; "stop" ends the run after this round, completed.
 OnRound = Callable[["RoundRecord"], "Literal['stop'] | None"]
@@ -73,14 +61,16 @@ def run(
       ConfigError: every fault of the configuration. RaysimError: what ended the run, in words.
       KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint was written, and the same call goes on.
     """
-    from raysim.terminal import Progress
+    from raysim.cli.terminal import Progress
 
-    _refuse_others("on_round", on_round, Callable | None)
+    refuse_others("on_round", on_round, Callable | None)
     if on_round is not None:
         _refuse_other_arguments("on_round", on_round, "the record of a round")
-    raw, source = settings_of(config, overrides, settings, scale=scale, tell=_teller(quiet))
-    with _signals_as_keyboard_interrupt():
-        return finished_run(raw, source, Progress(is_quiet=quiet), on_round).reload()
+    progress = Progress(is_quiet=quiet)
+    listener, after = progress.line.listener(), _checked(on_round, progress.round)
+    raw, source = settings_of(config, overrides, settings, scale=scale, tell=listener.say)
+    with _signals_as_keyboard_interrupt(), progress.line:
+        return finished_run(raw, source, listener, on_start=progress.start, on_round=after).reload()
 
 
 def tune(
@@ -102,13 +92,14 @@ def tune(
     Raises:
       ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call goes on.
     """
-    from raysim.terminal import LiveLine
+    from raysim.cli.terminal import LiveLine
 
-    _refuse_others("callbacks", callbacks, Sequence)
-    tell = _teller(quiet)
-    raw, source = settings_of(config, overrides, settings, scale=scale, tell=tell)
-    with _signals_as_keyboard_interrupt():
-        sweep, _ = finished_sweep(raw, source, tell, LiveLine(is_quiet=quiet), callbacks=callbacks)
+    refuse_others("callbacks", callbacks, Sequence)
+    line = LiveLine(is_quiet=quiet)
+    listener = line.listener()
+    raw, source = settings_of(config, overrides, settings, scale=scale, tell=listener.say)
+    with _signals_as_keyboard_interrupt(), line:
+        sweep, _ = finished_sweep(raw, source, listener, callbacks=callbacks)
     return Runs(map(Run, (sweep.folder / trial.name for trial in sweep.trials)), sweep.folder)
 
 
@@ -131,12 +122,12 @@ def report(
 
     if isinstance(runs, Run | str | Path):
         runs = [runs]
-    _refuse_others("runs", runs, Iterable)
+    refuse_others("runs", runs, Iterable)
     common = [runs.folder] if isinstance(runs, Runs) and runs.folder is not None else []
     runs = list(runs)
     for number, each in enumerate(runs):
-        _refuse_others(f"runs[{number}]", each, Run | Runs | str | Path)
-    _refuse_others("out", out, str | Path | None)
+        refuse_others(f"runs[{number}]", each, Run | Runs | str | Path)
+    refuse_others("out", out, str | Path | None)
     folders = [folder for each in runs for folder in _folders_of(each)]
     if not folders:
         raise DataError("no runs to report", mend="give runs or folders of runs")
@@ -177,18 +168,11 @@ def arrays(
     Raises:
       DataError: other types or shapes, targets outside the classes, numbers that are not finite.
     """
-    _refuse_others("name", name, str)
-    _refuse_others("root", root, str | Path)
+    refuse_others("name", name, str)
+    refuse_others("root", root, str | Path)
     contents = array_contents(inputs, targets, name, classes, domains, splits, task, vocabulary)
     path = set_path(path_to_write(root), name)
     return write_set(path, name, contents.classes, contents.batches, "arrays", **contents.about)
-
-
-def _refuse_others(name: str, value: object, kind: Any) -> None:
-    """ConfigError for an argument of another kind: a class, or a union of some."""
-    if not isinstance(value, kind):
-        expected = " or ".join(each.__name__ for each in get_args(kind) or [kind]).replace("NoneType", "None")
-        raise ConfigError([Fault(name, f"must be of type {expected}, got {type(value).__name__}")], "the call")
 
 
 def _refuse_other_arguments(name: str, function: Callable[..., object], given: str) -> None:
@@ -204,59 +188,11 @@ def _refuse_other_arguments(name: str, function: Callable[..., object], given: s
         raise ConfigError([Fault(name, text)], "the call") from error
 
 
-# --- what the command does, too ---------------------------------------------------------------------------------------
+def _checked(on_round: OnRound | None, show: Callable[[RoundRecord], None]) -> Callable[[RoundRecord], object]:
+    """A function of the caller for every round, what it returns and raises looked at; `show` gets the record first."""
 
-
-def settings_of(
-    config: ConfigSource,
-    overrides: Mapping[str, object] | None,
-    settings: Mapping[str, object],
-    *,
-    scale: bool = False,
-    where: str = "the call",
-    tell: Tell = silent,
-) -> tuple[Settings, str]:
-    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take.
-
-    Args:
-      where: what the overrides come from, for messages.
-      tell: hears what labels of axes, and `scale`, lose to the settings of the call.
-    """
-    _refuse_others("config", config, str | Path | Mapping | None)
-    _refuse_others("overrides", overrides, Mapping | None)
-    if isinstance(config, str | Path):
-        raw, source = read_config(Path(config)), str(config)
-    else:
-        raw, source = named({} if config is None else config), "the call"
-    values = named({} if overrides is None else overrides)
-    for key, value in named(settings).items():
-        values |= _by_dotted_keys(raw, key.replace("__", "."), value)
-    return layered(raw, values, source, is_scaled=scale, where=where, tell=tell), source
-
-
-def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:
-    """A setting of the call; a dictionary for a group is laid over it key by key."""
-    group = value_at(raw, key)
-    field = Config.model_fields.get(key)
-    is_group = isinstance(group, Mapping) or (group is None and field is not None and field.default_factory is not None)
-    if isinstance(value, dict) and is_group:
-        if any("." in str(name) for name in value):  # names of the user's own, as those of axes
-            return {key: {**(group if isinstance(group, Mapping) else {}), **value}}
-        return {f"{key}.{name}": each for name, each in value.items()}
-    return {key: value}
-
-
-def _teller(quiet: bool) -> Tell:
-    from raysim.terminal import say
-
-    return silent if quiet else say
-
-
-def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRound | None = None) -> Run:
-    """Check a configuration, run it to its end, and return the run. Raises as `checked_run`; RaysimError: as `execute`."""
-
-    def after(record: RoundRecord) -> Literal["stop"] | None:
-        progress.round(record)
+    def after(record: RoundRecord) -> object:
+        show(record)
         try:
             answer = on_round(record) if on_round is not None else None
         except SystemExit as error:  # else it would be taken for the end that a signal asks for
@@ -266,70 +202,7 @@ def finished_run(raw: Settings, source: str, progress: Progress, on_round: OnRou
             raise OwnCodeError(what, round_name(record.round_index), "return 'stop' to end the run here, or nothing")
         return answer
 
-    with progress.line as line:
-        plan = checked_run(raw, source, line)
-        from raysim.running.runner import execute
-
-        execute(plan, on_start=progress.start, on_round=after, on_step=line.step)
-    assert progress.folder is not None
-    return Run(progress.folder)
-
-
-def checked_run(raw: Settings, source: str, line: LiveLine) -> Plan:
-    """The plan of a run, checked. Raises ConfigError: it is a sweep; and as `check`."""
-    if axes_as_written(raw):
-        verb = command("raysim", "tune", source)
-        text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run, of the keys outside this group"
-        raise ConfigError([Fault("tune", text)], source)
-    refuse(_of_other_verbs(raw), source)
-    line.step(f"checking {source}")
-    if note := note_of_values(raw):
-        line.say(f"note: {note}")
-    from raysim.plan.check import check  # loads PyTorch
-    from raysim.plan.splitting import rows_line
-
-    plan = check(raw, source)
-    line.say(rows_line(plan.config, plan.manifest))
-    return plan
-
-
-def _of_other_verbs(raw: Settings) -> list[Fault]:
-    """Groups that are another verb's, where they set something, and metrics that a report will not find."""
-    from raysim.tuning.metrics import report_faults
-
-    config, _ = parse_config(raw)
-    faults = [] if config is None else report_faults(config.report, [config])
-    groups = {} if config is None else {"tune": config.tune, "calibrate": config.calibrate}
-    return faults + [
-        Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; drop it")
-        for name, group in groups.items()
-        if group != type(group)()
-    ]
-
-
-def finished_sweep(
-    raw: Raw, source: str, say: Callable[[str], None], line: LiveLine, *, callbacks: Sequence[object] = ()
-) -> tuple[Sweep, dict[str, Outcome]]:
-    """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
-    with line:
-        planned = checked_sweep(raw, source, line)
-        from raysim.tuning.driver import run_sweep  # loads Ray
-        from raysim.tuning.outcome import write_results
-
-        sweep, outcomes = run_sweep(planned, say, callbacks, line)
-        line.step("writing the results")
-        write_results(sweep, outcomes)
-        return sweep, outcomes
-
-
-def checked_sweep(raw: Raw, source: str, line: LiveLine) -> Sweep:
-    """The plan of a sweep, checked. Raises as `plan_sweep`."""
-    line.step(f"checking the trials of {source}")
-    if note := note_of_values(raw):
-        line.say(f"note: {note}")
-    from raysim.tuning.plan import plan_sweep  # loads PyTorch
-
-    return plan_sweep(raw, source)
+    return after
 
 
 @contextmanager

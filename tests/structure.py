@@ -101,7 +101,7 @@ def shared_file_names() -> dict[str, list[str]]:
 
 def num_keys() -> int:
     """Keys of a configuration, groups too; those of a kind of group count once."""
-    from raysim.cli.editor import ConfigFile
+    from raysim.cli.completion import ConfigFile
 
     schema = ConfigFile.model_json_schema()
     return sum(len(kind.get("properties", ())) for kind in (schema, *schema["$defs"].values()))

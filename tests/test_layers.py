@@ -23,14 +23,14 @@ FLOORS = (
     "raysim/models",
     "methods",
     "raysim/engine",
-    "raysim/terminal.py",
     "raysim/reporting",
     "raysim/plan",
     "raysim/running",
     "raysim/tuning",
+    "raysim/launch.py",
+    "raysim/cli",
     "raysim/api.py",
     "raysim/__init__.py",
-    "raysim/cli",
     "raysim/__main__.py",
     "cluster",
 )
@@ -94,6 +94,28 @@ def test_file_imports_only_from_rooms_below_its_own(name):
         FORBIDDEN.get(here, set()) - ({"ray"} if name in RAY_FILES else set())
     )
     assert not outside, f"{name} imports {outside}"
+
+
+def printing_lines(tree: ast.Module) -> list[int]:
+    """Lines that print, or that write to a standard stream."""
+
+    def prints(function: ast.expr) -> bool:
+        if isinstance(function, ast.Name):
+            return function.id == "print"
+        if not isinstance(function, ast.Attribute):
+            return False
+        owner = ast.unparse(function.value)
+        return function.attr == "print" or (function.attr == "write" and owner in ("sys.stdout", "sys.stderr"))
+
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and prints(node.func)]
+
+
+def test_the_library_does_not_print():
+    library = [name for name in FILES if not name.startswith(("raysim/cli/", "raysim/__main__.py", "cluster/"))]
+    assert {name: found for name in library if (found := printing_lines(ast.parse((ROOT / name).read_text())))} == {}
+    shows = {name for name in library if {"rich", "raysim.cli.terminal"} & imports(ROOT / name)}
+    assert shows == {"raysim/api.py"}, "only a call from Python shows progress, unless it is quiet"
+    assert printing_lines(ast.parse("print(1)\nsay(2)\nout.print(3)\nsys.stderr.write(4)\nfile.write(5)")) == [1, 3, 4]
 
 
 @pytest.mark.slow

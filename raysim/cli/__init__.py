@@ -1,1 +1,1 @@
-"""The verbs: a thin layer over `raysim.api`."""
+"""The verbs: a thin layer over `raysim.launch`."""

@@ -1,4 +1,4 @@
-"""What the shell offers after a verb: recipes and YAML files, then keys, their words, and methods. Loads no PyTorch."""
+"""Completions of shells and editors: recipes, YAML files, keys, their words, and methods; the JSON schema. Loads no PyTorch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from typing import Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
+from raysim.base.options import meanings
+from raysim.base.settings import Settings
 from raysim.config import Config
+from raysim.config.faults import options_model
+from raysim.config.schema import key
 from raysim.config.shipped import recipes
 
 #: Where bash ends a word, so that `paper:fedvg` reaches us as three.
@@ -91,3 +96,42 @@ def method_names() -> tuple[str, ...]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "GROUPS":
             return tuple(sorted(name.id for name in ast.walk(node.value or node) if isinstance(name, ast.Name)))
     return ()
+
+
+#: `module:function` of the user's own.
+OWN = "^[^:]+:[^:]+$"
+
+
+class ConfigFile(Config):
+    """A configuration of raysim, as a file has it."""
+
+    base: str | None = key(None, "file that this one is laid over, or a recipe's name, as in paper:fedvg/table_A3")
+
+
+def json_schema() -> Settings:
+    """The schema of a file: of all groups and keys, and of the methods with their options."""
+    schema = ConfigFile.model_json_schema()
+    schema["properties"]["methods"]["items"] = {"$ref": "#/$defs/Method"}
+    schema["$defs"]["Method"] = _method_schema()
+    return {"$schema": GenerateJsonSchema.schema_dialect, **schema, "title": "raysim"}
+
+
+def _method_schema() -> Settings:
+    """A method: its name, or {name: {option: value}}."""
+    from methods import METHODS  # loads PyTorch
+
+    options = {}
+    for name, make in sorted(METHODS.items()):
+        of_one = options_model(make).model_json_schema(ref_template="#/$defs/{model}")
+        line = (make.__doc__ or "").partition("\n")[0]
+        for option, meaning in meanings(make).items():
+            of_one["properties"][option]["description"] = meaning
+        options[name] = {**of_one, "type": ["object", "null"], "title": name, "description": line}
+    one = {"minProperties": 1, "maxProperties": 1, "additionalProperties": False}
+    return {
+        "anyOf": [
+            {"enum": list(options)},
+            {"type": "string", "pattern": OWN},
+            {"type": "object", "properties": options, "patternProperties": {OWN: {}}, **one},
+        ]
+    }

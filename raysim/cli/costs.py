@@ -13,15 +13,15 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.api import checked_run, checked_sweep
 from raysim.base.settings import Raw, Settings
+from raysim.cli.terminal import LiveLine, command_began, out, print_table
 from raysim.config import Config, methods_label
 from raysim.folders.storage import Copy
+from raysim.launch import checked_run, checked_sweep
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.cost import Rates, RunCost, cost_of, measure_all, seconds_of
 from raysim.plan.resources import resolve_resources
-from raysim.terminal import LiveLine, command_began, out, print_table
 from raysim.tuning.outcome import outcome
 from raysim.tuning.planner import SweepTrial
 from raysim.tuning.reuse import finished_elsewhere, sources_of
@@ -51,9 +51,9 @@ class Priced:
 
 
 def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
-    """Print what a run costs. Raises as `raysim.api.checked_run`."""
+    """Print what a run costs. Raises as `raysim.launch.checked_run`."""
     with line:
-        plan = checked_run(raw, source, line)
+        plan = checked_run(raw, source, line.listener())
         start_s = time.monotonic() - command_began()
         cost = cost_of(plan)
         rates, _ = measure_all([(cost, lambda: plan)], line.step)
@@ -65,9 +65,9 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
 
 
 def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
-    """Print what the trials of a sweep cost that are still to run. Raises as `raysim.api.checked_sweep`."""
+    """Print what the trials of a sweep cost that are still to run. Raises as `raysim.launch.checked_sweep`."""
     with line:
-        sweep = checked_sweep(raw, source, line)
+        sweep = checked_sweep(raw, source, line.listener())
         Copy(sweep.place).fetch()  # of a sweep at a URI, what it has done elsewhere
         start_s = time.monotonic() - command_began()
         firsts = [trial for trial in sweep.trials if not trial.same_as]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from raysim.base.errors import DataError
 from raysim.base.uri import is_uri
+from raysim.cli.terminal import LiveLine, say
 from raysim.config import folder_of, home_folder
 from raysim.folders.filesystems import FAILURES, reached_folder, reason
-from raysim.terminal import LiveLine, say
 
 if TYPE_CHECKING:
     from raysim.engine.ray.nodes import NodeFacts

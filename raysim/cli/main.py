@@ -19,8 +19,20 @@ from raysim.base.own_code import refuse_shadows
 from raysim.base.uri import is_uri
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, configuration, method_names, shipped_names
 from raysim.cli.listings import print_blocks, print_function, print_functions
+from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
+from raysim.cli.terminal import (
+    CLOSED,
+    LiveLine,
+    Progress,
+    command_began,
+    err,
+    note_home,
+    out,
+    print_table,
+    run_table,
+    say,
+)
 from raysim.cli.unexpected import shown_once, told
-from raysim.terminal import CLOSED, LiveLine, Progress, command_began, err, note_home, out, print_table, run_table, say
 from raysim.version import __version__
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -51,12 +63,12 @@ def run(
     is_planned: Planned = False,
 ) -> None:
     """Run a federation and write its run directory."""
-    from raysim import api
+    from raysim import launch
     from raysim.config import parse_config, parse_overrides
     from raysim.config.reading import as_file, several_values
 
     values = parse_overrides(overrides or [])
-    raw, source = api.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
+    raw, source = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
     _note_before(is_scaled)
     parsed, faults = parse_config(raw)
     several = several_values(overrides or [], config)
@@ -82,7 +94,10 @@ def run(
             from raysim.engine.ray.session import ray_ahead
 
             stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
-        finished = api.finished_run(raw, source, Progress(began))
+        progress = Progress(began)
+        with progress.line as line:
+            told = line.listener()
+            finished = launch.finished_run(raw, source, told, on_start=progress.start, on_round=progress.round)
     print_table(run_table(finished.folder, finished.summary, time.monotonic() - began))
     if at := address(finished.folder, str(finished.config["storage"])):
         out.print(f"stored at:     {at}", markup=False)
@@ -103,8 +118,7 @@ def tune(
     is_planned: Planned = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
-    from raysim import api
-    from raysim.tuning.command import show_sweep
+    from raysim import launch
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=say)
@@ -114,7 +128,9 @@ def tune(
 
         print_sweep_cost(raw, config, LiveLine())
         return
-    if status := show_sweep(*api.finished_sweep(raw, config, say, LiveLine())):
+    with LiveLine() as line:
+        ended = launch.finished_sweep(raw, config, line.listener())
+    if status := show_sweep(*ended):
         raise typer.Exit(status)
 
 
@@ -130,7 +146,6 @@ def calibrate(
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
     from raysim.config import located_path, parse_overrides, read_config
     from raysim.config.layers import layered
-    from raysim.tuning.calibrate import calibrate_and_print
 
     values = parse_overrides(overrides or [])
     raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
@@ -290,7 +305,6 @@ def report(
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.config import located_path, path_to_write
     from raysim.folders.storage import local_copy, report_folder
-    from raysim.reporting.report import show_report
 
     settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
     settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
@@ -338,7 +352,7 @@ def schema() -> None:
     """Print the JSON schema of a configuration file, by which editors complete and check YAML."""
     import json
 
-    from raysim.cli.editor import json_schema
+    from raysim.cli.completion import json_schema
 
     out.out(json.dumps(json_schema(), indent=1))
 

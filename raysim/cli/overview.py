@@ -18,10 +18,10 @@ from rich.table import Table
 from raysim.base.direction import main_of
 from raysim.base.errors import DataError, RaysimError, explained
 from raysim.base.uri import is_uri
+from raysim.cli.terminal import print_table
 from raysim.config import located_path
 from raysim.folders.filesystems import FAILURES, Stamp, reached_folder, stamps
 from raysim.folders.run_folder import MARKS, RunFolder
-from raysim.terminal import print_table
 
 #: What an address of a cluster looks like: of its dashboard, or of its head.
 ADDRESS = re.compile(r"https?://.+|auto|[\w.-]+:\d+")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from raysim.base.errors import DataError, explained, refuse
 from raysim.base.settings import Settings
+from raysim.cli.terminal import LiveLine, out, print_table
 from raysim.config import sound_config, sweep
 from raysim.config.clashes import clashes
 from raysim.data.arrow import SetInfo
@@ -21,7 +22,6 @@ from raysim.plan.check import check_partition
 from raysim.plan.splitting import uses_validation
 from raysim.running.pictures import partition_pictures, png
 from raysim.running.runner import write_partition
-from raysim.terminal import LiveLine, out, print_table
 
 
 @dataclass(frozen=True)

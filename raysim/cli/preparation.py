@@ -9,14 +9,15 @@ import yaml
 
 from raysim.base.commands import shown
 from raysim.base.errors import DataError
+from raysim.base.progress import Lines
 from raysim.cli.listings import print_columns
+from raysim.cli.terminal import LiveLine, err, out, say
 from raysim.config import path_to_write
 from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
 from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.find import prepare_by_name
-from raysim.terminal import Lines, LiveLine, err, out, say
 from raysim.training.tasks import TASKS
 
 

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.errors import ConfigError, Fault, explained
+from raysim.cli.terminal import out, print_table, say
 from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shipped_files
-from raysim.terminal import out, print_table, say
 
 
 def show(name: str | None, target: str | None, *, is_copy: bool) -> None:

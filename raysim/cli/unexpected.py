@@ -26,7 +26,7 @@ from raysim.base.errors import (
     SettingRenamed,
 )
 from raysim.base.uri import masked
-from raysim.terminal import err
+from raysim.cli.terminal import err
 
 #: Where this variable is set, a traceback goes to the terminal as Python prints it.
 DEBUG_VARIABLE = "RAYSIM_DEBUG"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from raysim.base.errors import ConfigError, Fault, refuse
+from raysim.base.progress import Tell, silent
 from raysim.base.settings import Raw, Settings, assign
 from raysim.config import sweep
 from raysim.config.counting import value_at
@@ -20,13 +21,6 @@ from raysim.config.faults import nearest
 from raysim.config.labels import alike, below, effective, labels_of, labels_text, laid, lost_keys, values_of
 from raysim.config.reading import lay_over, settled
 from raysim.config.sweep import head
-
-#: Takes a line for the user.
-Tell = Callable[[str], None]
-
-
-def silent(line: str) -> None:
-    """Tells nobody."""
 
 
 def layered(

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from raysim.base.errors import DataError
-from raysim.base.names import LONGEST_NAME
+from raysim.base.texts import LONGEST_NAME
 from raysim.base.uri import is_uri
 from raysim.config.schema import Config
 

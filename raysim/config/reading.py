@@ -11,8 +11,8 @@ from pathlib import Path
 
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, SettingIgnored, refuse
-from raysim.base.names import LONGEST_NAME, name_fault
 from raysim.base.settings import Settings, assign, name_and_options
+from raysim.base.texts import LONGEST_NAME, name_fault
 from raysim.base.uri import is_uri, masked, uri_fault
 from raysim.config.counting import idle_faults, left_idle, remove, sets
 from raysim.config.faults import validated

@@ -30,7 +30,7 @@ import numpy as np
 from filelock import FileLock
 
 from raysim.base.errors import DataError, did_you_mean, explained
-from raysim.base.names import name_fault
+from raysim.base.texts import name_fault
 from raysim.data import readers, table_files, table_sets, text_files, trees
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder

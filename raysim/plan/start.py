@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from raysim.base.progress import Lines, Tell, silent
 from raysim.config import data_cache
 from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
@@ -20,17 +21,16 @@ from raysim.folders.run_folder import RunFolder
 from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer
 from raysim.plan.resources import resolve_resources, share_of
 from raysim.plan.weights import NO_WEIGHTS, held_weights
-from raysim.terminal import Lines, err
 
 
 @contextmanager
 def started_server(
-    plan: Plan, folder: RunFolder, on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0
+    plan: Plan, folder: RunFolder, on_step: Tell = silent, on_note: Tell = silent, patience_s: float = 0.0
 ) -> Iterator[ServerHandle]:
     """A server with its trainers, serial or on Ray; env.json says what they take.
 
     Args:
-      on_step: on_step(what begins now, in words).
+      on_step: on_step(what begins now, in words). on_note: on_note(what became of a trainer, in words).
       patience_s: seconds to wait for a cluster that does not answer, or has not what it had.
     Raises:
       ClusterLost: also in the block. ConfigError: Ray has not the resources that the configuration asks for.
@@ -38,11 +38,11 @@ def started_server(
     if plan.config.is_serial():
         yield _serial_server(plan, folder, on_step)
     else:
-        with _ray_server(plan, folder, on_step, patience_s) as server:
+        with _ray_server(plan, folder, on_step, on_note, patience_s) as server:
             yield server
 
 
-def _serial_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]) -> Server:
+def _serial_server(plan: Plan, folder: RunFolder, on_step: Tell) -> Server:
     recipe = serial_recipe(plan, on_step)
     taken = {
         "backend": "serial",
@@ -55,7 +55,7 @@ def _serial_server(plan: Plan, folder: RunFolder, on_step: Callable[[str], None]
     return make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
 
 
-def serial_recipe(plan: Plan, on_step: Callable[[str], None] = lambda _: None) -> Recipe:
+def serial_recipe(plan: Plan, on_step: Tell = silent) -> Recipe:
     """The recipe of a server and a trainer in this process; makes the shards."""
     wanted = plan.config.resources
     made = _made(plan, write_serially, "", on_step)
@@ -64,7 +64,7 @@ def serial_recipe(plan: Plan, on_step: Callable[[str], None] = lambda _: None) -
 
 @contextmanager
 def _ray_server(
-    plan: Plan, folder: RunFolder, on_step: Callable[[str], None], patience_s: float
+    plan: Plan, folder: RunFolder, on_step: Tell, on_note: Tell, patience_s: float
 ) -> Iterator[ServerHandle]:
     config, wanted = plan.config, plan.config.resources
     from raysim.engine.ray.room import autoscales
@@ -90,7 +90,7 @@ def _ray_server(
             share=share_of(taken, config),
             keeps_memory=plan.keeps_memory,
             wait_s=wanted.wait_s,
-            say=lambda line: err.print(line, markup=False),
+            say=on_note,
             placement=wanted.placement,
             least=taken.trainers if wanted.trainers == "auto" else wanted.least,
             most=wanted.most,
@@ -113,7 +113,7 @@ def shown_outside(plan: Plan, run: str) -> Callable[[RoundRecord], None]:
     return round_gauges(run, plan.task.main)
 
 
-def _made(plan: Plan, write: Write, node: str, on_step: Callable[[str], None]) -> Made:
+def _made(plan: Plan, write: Write, node: str, on_step: Tell) -> Made:
     """The shards and weights of a run, made here unless a sweep's driver has.
 
     Args:

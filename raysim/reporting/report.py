@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from raysim.base.commands import shown
 from raysim.base.errors import explained
 from raysim.base.texts import visible
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import FIGURES, captions, draw
-from raysim.reporting.render import header_of, latex, lines_of, terminal, write_csv
-from raysim.reporting.runs import Settings
+from raysim.reporting.render import latex, write_csv
 from raysim.reporting.significance import Comparison, holm
 from raysim.reporting.tables import Table, heading
-from raysim.terminal import LiveLine, out, print_table
 
 #: Columns of `Report.p_values`.
 P_VALUES = (
@@ -93,44 +90,6 @@ def _p_values(contents: ReportContents) -> pd.DataFrame:
             pair = title, heading(names, test.column, contents.measure.quantity), test.method, test.other
             rows.append((*pair, result.p, adjusted, result.num_pairs, effect.mean, effect.low, effect.high, effect.d))
     return pd.DataFrame(rows, columns=list(P_VALUES))
-
-
-#: How many runs that are not in the tables are listed.
-MOST_MISSING = 10
-
-
-def show_report(paths: Sequence[Path], settings: Settings, folder: Path | None) -> None:
-    """Print tables and conclusions, and write the report.
-
-    Args:
-      settings: of the `report` group, from the command line; empty ones are not given.
-      folder: see `default_folder`; nothing is written where there are no paths either.
-    """
-    with LiveLine() as line:
-        line.step("reading the runs")
-        report = make_report(paths, {key: value for key, value in settings.items() if value})
-    for table in report.tables:
-        out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
-        print_table(terminal(header_of(table, report.group.rows), lines_of(table)))
-    for other in report.others:
-        out.print(other.title, markup=False)
-        print_table(terminal(other.header, other.lines))
-    missing = [f"{run.folder}: {run.status}" for run in report.runs if not run.is_finished]
-    if len(missing) > MOST_MISSING:
-        missing[MOST_MISSING:] = [f"{len(missing) - MOST_MISSING} more, listed in the report"]
-    said = {"- ": conclusions(report), "note: ": report.notes, "not in the tables: ": missing}
-    for sentence in (f"{kind}{text}" for kind, texts in said.items() for text in texts):
-        out.print(sentence, markup=False)
-    if folder is None and paths:
-        folder = default_folder(paths)
-    if folder is not None:
-        with LiveLine() as line:
-            line.step("drawing the figures")
-            notes: list[str] = []
-            path = write(report, folder, notes.append)
-        for note in notes:
-            out.print(f"note: {note}", markup=False)
-        out.print(f"report: {shown(path)}", markup=False)
 
 
 def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from raysim.base.errors import ClusterLost, Fault, RaysimError, RunExists, explained
+from raysim.base.progress import Tell, silent
 from raysim.base.settings import Settings, name_and_options
 from raysim.base.texts import round_name
 from raysim.base.uri import masked
@@ -41,7 +42,6 @@ from raysim.plan.start import shown_outside, started_server
 from raysim.running.loggers import Loggers, ended
 from raysim.running.record import Recorder, reason_to_stop
 from raysim.running.resume import OTHER, RunState, Step, next_step
-from raysim.terminal import err
 
 
 def execute(
@@ -49,7 +49,8 @@ def execute(
     *,
     on_start: Callable[[Path, int, int], None] = lambda *_: None,
     on_round: Callable[[RoundRecord], object] = lambda _: None,
-    on_step: Callable[[str], None] = lambda _: None,
+    on_step: Tell = silent,
+    on_note: Tell = silent,
     wait_s: float = 0.0,
 ) -> Settings:
     """Run a plan to its end and return the summary. Of a run that is finished already, it is the one that is there.
@@ -59,14 +60,15 @@ def execute(
       on_round: on_round(record) after each round; "stop" ends the run, completed; Stopped, raised there, ends it unfinished but
         not failed.
       on_step: on_step(what begins now, in words): parts of the work before and after the rounds that may take seconds.
+      on_note: on_note(a remark about the run: an attempt that is repeated, what a method or a logger reports).
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message. ClusterLost: so often that
         `resources.restarts` is over; each time before that, the run goes on from its last checkpoint.
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
-    folder, stored = open_run_folder(plan.config, _say)
-    attempt = partial(_attempt, plan, folder, stored, on_start, on_round, on_step)
+    folder, stored = open_run_folder(plan.config, on_note)
+    attempt = partial(_attempt, plan, folder, stored, on_start, on_round, on_step, on_note)
     restarts = plan.config.resources.restarts
     with _file_errors_named(folder), folder.locked(wait_s):
         for number in range(restarts):
@@ -75,7 +77,7 @@ def execute(
             except ClusterLost as error:
                 saved = CheckpointStore(folder.checkpoints).next_round
                 place = f"the checkpoint of {round_name(saved - 1)}" if saved else "the beginning"
-                _say(f"{error.what}; attempt {number + 2} of {restarts + 1}, from {place}")
+                on_note(f"{error.what}; attempt {number + 2} of {restarts + 1}, from {place}")
         return attempt(restarts)
 
 
@@ -85,7 +87,8 @@ def _attempt(
     stored: StoredRun | None,
     on_start: Callable[[Path, int, int], None],
     on_round: Callable[[RoundRecord], object],
-    on_step: Callable[[str], None],
+    on_step: Tell,
+    on_note: Tell,
     number: int,
 ) -> Settings:
     """The run from its last checkpoint, or from its beginning, to its end.
@@ -101,7 +104,7 @@ def _attempt(
     store = CheckpointStore(folder.checkpoints, plan.config.checkpoint.keep_last)
     state = run_state(plan, folder, stored.uri if stored else "")
     step = next_step(replace(state, resumes=state.resumes or number > 0))
-    if step in ("show", "resume") and _told_anew(plan, folder):
+    if step in ("show", "resume") and _told_anew(plan, folder, on_note):
         push()
     if step == "show":
         return _shown(folder, on_start)
@@ -109,11 +112,11 @@ def _attempt(
         write_partition(folder, plan.manifest, plan.info)
         write_file(folder.weights, plan.weights_sha256.encode())
         folder.write_config(plan.config.model_dump(mode="json"))
-    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step)
+    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step, on_note)
     folder.clear("STOPPED", "FAILED")
     wanted = plan.config.resources
     marked = _failure_marked(folder, "" if plan.config.name else folder.name, goes_on=number < wanted.restarts)
-    server_of = started_server(plan, folder, on_step, wanted.wait_s if number else 0.0)
+    server_of = started_server(plan, folder, on_step, on_note, wanted.wait_s if number else 0.0)
     with held(stored), marked, server_of as server:
         if checkpoint is not None:
             restore(server, checkpoint, store)
@@ -129,21 +132,22 @@ def _attempt(
             evaluate_every=plan.config.evaluation.every,
             on_step=on_step,
         )
-        loggers = Loggers(plan.config.loggers, folder, _say)
+        loggers = Loggers(plan.config.loggers, folder, on_note)
         with closing(recorder), ended(loggers):
             recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
             loggers.start(plan.config.model_dump(mode="json"))
             loggers.rounds(recorder.rows, first_round)
             push()  # records of rounds after the checkpoint are gone
             on_start(folder.path, first_round, plan.num_rounds)
-            reason = _rounds(plan, server, recorder, loggers, store, first_round, push, on_round)
+            after = _after_round(plan, plan.config.name or folder.name, on_round, on_note)
+            reason = _rounds(plan, server, recorder, loggers, store, first_round, push, after)
             summary = _finished(plan, folder, server, recorder, reason)
             loggers.end(summary)
         folder.mark("COMPLETED", reason)
         return summary
 
 
-def _told_anew(plan: Plan, folder: RunFolder) -> bool:
+def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
     """Write down labels and report settings that are given to a run that is there; whether any changed.
 
     They are for tables, and change no result.
@@ -154,7 +158,7 @@ def _told_anew(plan: Plan, folder: RunFolder) -> bool:
     news = {key: now[key] for key, value in given.items() if value and now[key] != before.get(key)}
     if news:
         folder.write_config({**before, **news})
-        _say(f"config.yaml of run {folder.name!r} has the {' and '.join(news)} that were given now")
+        on_note(f"config.yaml of run {folder.name!r} has the {' and '.join(news)} that were given now")
     return bool(news)
 
 
@@ -190,7 +194,7 @@ def _rounds(
         recorder=recorder,
         store=store,
         checkpoint_every_s=config.checkpoint.every_s,
-        on_round=_after_round(plan, config.name or recorder.folder.name, on_round),
+        on_round=on_round,
         reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
         on_saved=saved,
     )
@@ -214,10 +218,6 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
         "partition_sha256": plan.manifest.checksum,
     }
     return recorder.summary(facts)
-
-
-def _say(line: str) -> None:
-    err.print(line, markup=False)
 
 
 def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
@@ -255,20 +255,20 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
 
 
 def _checkpoint(
-    plan: Plan, folder: RunFolder, store: CheckpointStore, state: RunState, step: Step
+    plan: Plan, folder: RunFolder, store: CheckpointStore, state: RunState, step: Step, on_note: Tell
 ) -> Checkpoint | None:
     """The checkpoint to go on from; a run with more rounds, or another `stop`, loses the marks of its end.
 
     Raises:
       RaysimError: the records of the rounds before it were changed.
     """
-    checkpoint = store.latest(_say)
+    checkpoint = store.latest(on_note)
     if checkpoint is None and state.is_finished:
         what = f"run {state.name!r} is finished, and its checkpoints are gone: it cannot go on"
         raise RunExists(what, state.where, OTHER)
     if checkpoint is None and folder.progress_rows():
         every = f"one is written every {plan.config.checkpoint.every_s:g} s"
-        _say(f"run {state.name!r} has no checkpoint yet ({every}): it begins again")
+        on_note(f"run {state.name!r} has no checkpoint yet ({every}): it begins again")
     if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
         remedy = "put the file back, or delete this folder to run it anew"
         raise RaysimError(f"run {state.name!r} cannot be resumed: {damage}", state.where, remedy)
@@ -304,7 +304,9 @@ def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
     return Fault(key, f"{text}; choose another name")
 
 
-def _after_round(plan: Plan, run: str, on_round: Callable[[RoundRecord], object]) -> Callable[[RoundRecord], object]:
+def _after_round(
+    plan: Plan, run: str, on_round: Callable[[RoundRecord], object], on_note: Tell
+) -> Callable[[RoundRecord], object]:
     """What to call after each round of a run: tells its notes, shows it to Ray's dashboard, then `on_round`.
 
     "stop" of `on_round` is an error where a method works after the last round and would be left out.
@@ -313,7 +315,7 @@ def _after_round(plan: Plan, run: str, on_round: Callable[[RoundRecord], object]
 
     def after(record: RoundRecord) -> object:
         for note in record.notes:
-            err.print(note, markup=False)
+            on_note(note)
         show(record)
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:

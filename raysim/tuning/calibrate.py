@@ -10,7 +10,7 @@ import contextlib
 import copy
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ import numpy as np
 import pandas as pd
 import torch
 import yaml
-from rich.table import Table
 from safetensors.torch import load_file
 
 from methods.livar.calibration import Result, calibration, explain, rows_of_run
-from methods.livar.importance import TABLES, plain_table
+from methods.livar.importance import plain_table
 from methods.livar.regression import gram, target_coefficients
-from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, ModelError, RaysimError, explained, refuse
+from raysim.base.progress import Listener
 from raysim.base.uri import is_uri
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
@@ -38,8 +37,7 @@ from raysim.plan.check import check
 from raysim.plan.cost import cost_of
 from raysim.plan.splitting import uses_validation
 from raysim.running.runner import changes
-from raysim.terminal import LiveLine, out, say
-from raysim.tuning.calibrate_figures import PUBLISHED, draw
+from raysim.tuning.calibrate_figures import draw
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, with_whole_files
 
@@ -52,7 +50,6 @@ COLUMNS = [
 ]
 
 Raw = Mapping[str, Any]  # a configuration as read
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -82,29 +79,6 @@ class CalibrationPlan:
     def file(self) -> Path:
         """Where the table is written: `calibration.json`, or `calibration_count.json`."""
         return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
-
-
-def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
-    """All of `raysim calibrate`: check, run, fit, write, and print the table beside the paper's.
-
-    Args:
-      raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
-    """
-    say(f"checking the runs of {source}")
-    plan = plan_calibration(raw, source)
-    result = calibrate(plan, say, beside)
-    title = f"raw coefficients ({PUBLISHED}), base {result['base']:.4f}, out-of-bag R2 {result['oob_r2']:.3f}"
-    table = Table("", "I_B low", "I_B mid", "I_B high", title=title)
-    for column in table.columns:
-        column.justify = "right"
-    for name, coefficients, published in zip(("low", "mid", "high"), result["table"], TABLES["paper"], strict=True):
-        cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
-        table.add_row(f"I_A {name}", *cells)
-    out.print(table)
-    say(f"table:       {plan.file}")
-    if (base := plan.file.with_suffix(".yaml")).is_file():
-        say(f"In a run's file:\nbase: {base}")
-    say(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}")
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -183,7 +157,7 @@ def _holds_adapters(pretrained: str | None) -> bool:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def run_pairs(plan: CalibrationPlan, say: Say) -> None:
+def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
     """Run what is not finished, as trials side by side, as many as there is room for.
 
     Raises:
@@ -192,7 +166,7 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
     runs = {f"{pair.name}/{kind}": getattr(pair, kind) for pair in plan.pairs for kind in ("federated", "joint")}
     waiting = {name: run for name, run in runs.items() if not _is_finished(run)}
     if len(waiting) < len(runs):
-        say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
+        listener.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
     if not waiting:
         return
     from raysim.tuning.driver import run_sweep  # Tune
@@ -203,8 +177,7 @@ def run_pairs(plan: CalibrationPlan, say: Say) -> None:
         trials.append(SweepTrial(name, {}, raw, run.config, run.num_rounds, run.manifest.checksum, cost_of(run)))
     base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
     sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
-    with LiveLine() as line:
-        _, outcomes = run_sweep(sweep, say, line=line)
+    _, outcomes = run_sweep(sweep, listener)
     if failed := [f"{name}: {end.message}" for name, end in outcomes.items() if not end.is_finished]:
         mend = "the same command again runs what is not finished"
         raise RaysimError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}", str(plan.folder), mend)
@@ -272,7 +245,7 @@ def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
         )
 
 
-def calibrate(plan: CalibrationPlan, say: Say, beside: Sequence[Path] = ()) -> Result:
+def calibrate(plan: CalibrationPlan, listener: Listener, beside: Sequence[Path] = ()) -> Result:
     """Run, fit, explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
 
     With calibrate.count_feature all of these have names of their own (`calibration_count.json`), on the same runs.
@@ -288,9 +261,9 @@ def calibrate(plan: CalibrationPlan, say: Say, beside: Sequence[Path] = ()) -> R
     for folder in beside:
         is_taken = folder.name == plan.folder.name or folder.name in others
         others[str(folder) if is_taken else folder.name] = read_calibration(folder)
-    run_pairs(plan, say)
+    run_pairs(plan, listener)
     rows, group = rows_of(plan), plan.settings
-    say(f"{len(rows)} rows; fitting {group.trees} trees and explaining them")
+    listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining them")
     forest = group.model_dump(include={"features", "count_feature", "trees", "min_leaf", "seed"})
     explanation = explain(rows, **forest)
     result = calibration(rows, explanation, (group.cuts_a, group.cuts_b), group.model_dump(mode="json"))
@@ -300,7 +273,7 @@ def calibrate(plan: CalibrationPlan, say: Say, beside: Sequence[Path] = ()) -> R
         note = "# LIVAR with this table: the `base:` of a run's file.\n"
         write_file(plan.file.with_suffix(".yaml"), f"{note}{text}".encode())
     except ValueError as error:
-        say(f"no YAML of this table, which livar cannot use ({error})")
+        listener.say(f"no YAML of this table, which livar cannot use ({error})")
     table = rows.to_csv(columns=COLUMNS, index=False, lineterminator="\r\n")
     write_file(plan.folder / f"rows{plan.suffix}.csv", table.encode())
     results = {plan.folder.name: result, **others}

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from ray.tune.search import Searcher
 
 from raysim.base.errors import ConfigError, RaysimError, RunExists
 from raysim.base.own_code import packed
+from raysim.base.progress import Listener, clock
 from raysim.base.uri import is_uri
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.folders.run_folder import Mark, RunFolder
 from raysim.folders.storage import Copy
-from raysim.terminal import SILENT, LiveLine, clock
 from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, start_sweep
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
@@ -53,15 +53,11 @@ QUIET = {
 PROGRESS_S, MOST_LINES = 30.0, 40
 
 
-def run_sweep(
-    sweep: Sweep, say: Callable[[str], None], callbacks: Sequence[object] = (), line: LiveLine = SILENT
-) -> tuple[Sweep, dict[str, Outcome]]:
+def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()) -> tuple[Sweep, dict[str, Outcome]]:
     """Run what is unfinished of a sweep; return it with all its trials, and what became of every one.
 
     Args:
-      say: prints one line.
       callbacks: of Ray Tune, beside those that the sweep's settings name.
-      line: shows what is being done.
     Raises:
       ConfigError, RunExists: it cannot start, and nothing has been started.
       Interrupted: a signal ended the sweep; starting it again runs what is unfinished.
@@ -73,24 +69,24 @@ def run_sweep(
         copy.fetch()
         before = start_sweep(sweep)
         for note in sweep.notes:
-            say(note)
+            listener.say(note)
         for name, faults in sweep.refused.items():
-            say(f"refused: {name}: {'; '.join(map(str, faults))}")
+            listener.say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
-        line.step("looking for equal runs in the storage")
+        listener.step("looking for equal runs in the storage")
         if elsewhere := take_over(sweep, finished_elsewhere(sweep, waiting)):
-            say(sources_of(sweep, elsewhere, len(sweep.trials)))
+            listener.say(sources_of(sweep, elsewhere, len(sweep.trials)))
             before |= {trial.name: outcome(sweep, trial) for trial in waiting if trial.name in elsewhere}
             waiting = [trial for trial in waiting if trial.name not in elsewhere]
         if waiting or (sweep.search and sweep.search.num_left):
-            with ray_session(on_step=line.step):
-                nodes = nodes_with_room(sweep, say)
-                say(_opening(sweep, waiting))
-                line.step("looking for the shards of all trials")
-                made = make_ready([trial.config for trial in waiting], say)
-                line.step("starting the first trials")
+            with ray_session(on_step=listener.step):
+                nodes = nodes_with_room(sweep, listener.say)
+                listener.say(_opening(sweep, waiting))
+                listener.step("looking for the shards of all trials")
+                made = make_ready([trial.config for trial in waiting], listener.say)
+                listener.step("starting the first trials")
                 num_done = sum(before[trial.name].is_finished for trial in sweep.trials if not trial.same_as)
-                source = _Source(sweep, waiting, _Watch(sweep, waiting, say, line, num_done=num_done))
+                source = _Source(sweep, waiting, _Watch(sweep, waiting, listener, num_done=num_done))
                 try:
                     _tune_all(source, nodes, tunes_own, made)
                 finally:
@@ -256,12 +252,11 @@ class _Watch(tune.Callback):
         self,
         sweep: Sweep,
         waiting: Sequence[SweepTrial],
-        say: Callable[[str], None],
-        line: LiveLine = SILENT,
+        listener: Listener,
         *,
         num_done: int = 0,
     ):
-        self._sweep, self._say, self._line, self._copy = sweep, say, line, Copy(sweep.place)
+        self._sweep, self._say, self._show, self._copy = sweep, listener.say, listener.show, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}
         self._resumed: dict[str, int] = {}  # rounds that were there before: a trial reports them again, and at once
@@ -319,14 +314,14 @@ class _Watch(tune.Callback):
         now = time.monotonic()
         # Each line waits a little longer than the one before, so that even a sweep of days says no more than so many.
         is_due = now - self._spoke_at >= PROGRESS_S * 1.15**self._num_lines and self._num_lines < MOST_LINES
-        if not self._line.is_replaced and not is_due:
+        if self._show is None and not is_due:
             return
         share, left = self._progress(now)
         running = sum(trial.status == "RUNNING" for trial in trials)
         text = f"{running} trials running" if running else "starting, or waiting for room in the Ray cluster"
         text = f"{self._num_ended}/{self._count} trials done, {100 * share:.0f} % of all images, {left}{text}"
-        if self._line.is_replaced:
-            self._line.show(text)
+        if self._show is not None:
+            self._show(text)
         else:
             self._spoke_at = now
             self._num_lines += 1

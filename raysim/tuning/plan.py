@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.base.errors import ConfigError, Fault, SettingIgnored, refuse
+from raysim.base.progress import Tell, silent
 from raysim.config import (
     Config,
     ReportGroup,
@@ -25,7 +26,7 @@ from raysim.config import (
 )
 from raysim.config.clashes import clashes, library_faults
 from raysim.config.labels import values_of
-from raysim.config.layers import Tell, labels_of_axes, layered, silent
+from raysim.config.layers import labels_of_axes, layered
 from raysim.config.yaml_text import flow_parts
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 import ray
 
+from raysim.base.progress import Lines, Tell
 from raysim.config import Config, data_cache
 from raysim.data.federation import build_all_shards
 from raysim.engine.ray.session import Ref, plain_errors, this_node
@@ -17,7 +18,6 @@ from raysim.engine.ray.shards import write_shards
 from raysim.plan.build import Made, Ready, model_spec
 from raysim.plan.check import check_partition
 from raysim.plan.weights import held_weights
-from raysim.terminal import Lines
 
 #: Partitions that are built together: each row is read once for all of them, and their manifests are in memory at a time.
 AT_A_TIME = 32
@@ -26,7 +26,7 @@ AT_A_TIME = 32
 AllReady = Mapping[str, Ref]
 
 
-def make_ready(configs: Sequence[Config], say: Callable[[str], None]) -> AllReady:
+def make_ready(configs: Sequence[Config], say: Tell) -> AllReady:
     """Build the shards of all partitions of these trials and fetch their weights, on the running Ray.
 
     Args:
@@ -61,7 +61,7 @@ def _key(config: Config) -> str:
     return hashlib.sha256(json.dumps(dumped, sort_keys=True).encode()).hexdigest()
 
 
-def _made(configs: Mapping[str, Config], say: Callable[[str], None]) -> Iterator[tuple[str, Ready]]:
+def _made(configs: Mapping[str, Config], say: Tell) -> Iterator[tuple[str, Ready]]:
     found = {key: check_partition(config.model_dump(mode="json"), "the sweep") for key, config in configs.items()}
     manifests = {manifest.checksum: manifest for _, manifest in found.values()}
     folders: dict[tuple[Path, str], Path] = {}

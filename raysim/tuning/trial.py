@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -26,6 +27,9 @@ from raysim.running.runner import execute
 from raysim.tuning.planner import SweepTrial, backend_of
 from raysim.tuning.ready import AllReady, ready_for
 from raysim.tuning.resources import group_of
+
+#: Remarks about a trial, which Ray keeps in the log of its process.
+_log = logging.getLogger(__name__)
 
 #: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
 WAIT_S = 60.0
@@ -81,7 +85,7 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
                 # This sweep's scheduler has not seen what a resumed trial did before.
                 reporter.report_again(RunFolder(path).progress_rows(before=first_round))
 
-            execute(plan, on_start=start, on_round=reporter.round, wait_s=WAIT_S)
+            execute(plan, on_start=start, on_round=reporter.round, on_note=_log.warning, wait_s=WAIT_S)
     except Stopped:
         sys.exit(0)  # how Tune itself ends the thread of a trial
     reporter.finish()

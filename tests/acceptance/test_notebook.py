@@ -14,7 +14,7 @@ PROGRESS = """
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from raysim.terminal import Progress
+from raysim.cli.terminal import Progress
 
 resources = {"backend": "serial", "trainers": 1, "threads_per_trainer": 1}
 Path("runs/a").mkdir(parents=True, exist_ok=True)

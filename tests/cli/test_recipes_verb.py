@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim.base.errors import ConfigError
-from raysim.cli.editor import json_schema
+from raysim.cli.completion import json_schema
 from raysim.cli.main import app
 from raysim.config.shipped import KINDS, RECIPES, shipped_file, shipped_files
 

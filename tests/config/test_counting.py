@@ -11,19 +11,19 @@ import yaml
 from typer.testing import CliRunner
 
 import raysim
-from raysim.api import finished_run, settings_of
 from raysim.base.errors import ConfigError, DataError, SettingIgnored
+from raysim.base.progress import Listener
 from raysim.cli.main import app
 from raysim.config import parse_config, parse_options, parse_overrides, read_config
 from raysim.config.sweep import grid
 from raysim.data.arrow import write_set
 from raysim.data.sources import prepare, set_path
+from raysim.launch import finished_run, settings_of
 from raysim.models import find_architecture
 from raysim.plan.check import check, check_partition
 from raysim.plan.find import build_methods
 from raysim.plan.splitting import rows_line, uses_validation
 from raysim.reporting.drawing import NAMES
-from raysim.terminal import Progress
 from raysim.tuning.outcome import _as_run
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.trial import point_of
@@ -115,7 +115,7 @@ def test_groups_and_metrics_of_other_verbs(settings):
     ):
         raw, source = settings_of(settings, more, {})
         with pytest.raises(ConfigError, match=words):
-            finished_run(raw, source, Progress(is_quiet=True))
+            finished_run(raw, source, Listener())
 
 
 def test_an_override_that_a_later_one_wipes_out_is_refused():

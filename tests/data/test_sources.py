@@ -196,10 +196,10 @@ def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_p
 
 
 def test_the_command_says_how_far_a_long_preparation_is(tmp_path, monkeypatch):
-    from raysim import terminal
+    from raysim.base import progress
 
     seconds = itertools.count(step=2)
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     class_tree(tmp_path / "tree", ["a", "b"], each=4)
     words = ["prepare", "folder", "--root", str(tmp_path / "tree"), "--out", str(tmp_path), "--as", "mine"]
     result = CliRunner().invoke(app, words)

@@ -13,11 +13,11 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from raysim.api import settings_of
 from raysim.base.errors import ConfigError
 from raysim.cli.main import app
 from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.schema import Config
+from raysim.launch import settings_of
 from raysim.plan.find import build_methods
 from raysim.reporting.measure import DEFAULT
 from raysim.reporting.published import WORDS

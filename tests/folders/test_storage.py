@@ -195,16 +195,17 @@ def test_emptied_local_folder_does_not_empty_the_storage(root, tmp_path, machine
     assert RunFolder(local).status.name == "completed"
 
 
-def test_run_deleted_there_begins_anew_and_the_local_one_is_put_aside(root, tmp_path, machine, capfd):
-    place, begun = f"file://{tmp_path}/there", []
+def test_run_deleted_there_begins_anew_and_the_local_one_is_put_aside(root, tmp_path, machine):
+    notes, place, begun = [], f"file://{tmp_path}/there", []
     with pytest.raises(Stopped):
         execute(a_plan(root, place), on_round=stop_after(1))
     remote = remote_folder(place)
     remote.delete(remote.files())
-    execute(a_plan(root, place, rounds=1, seed=9), on_start=lambda *values: begun.append(values[1]))
+    plan = a_plan(root, place, rounds=1, seed=9)
+    execute(plan, on_start=lambda *values: begun.append(values[1]), on_note=notes.append)
     assert begun == [0]
     (aside,) = folder_of(place, "runs").glob("a.aside-*")
-    assert str(aside) in capfd.readouterr().err
+    assert any(str(aside) in note for note in notes)
     assert list(aside.glob("checkpoints/round-*"))
 
 
@@ -223,8 +224,8 @@ def test_process_whose_run_was_taken_over_ends_and_leaves_it_alone(root, tmp_pat
     assert digest_at(place) == expected
 
 
-def test_storage_that_fails_in_mid_run_ends_it_and_loses_nothing(root, tmp_path, machine, monkeypatch, capfd, expected):
-    place, begun = f"file://{tmp_path}/there", []
+def test_storage_that_fails_in_mid_run_ends_it_and_loses_nothing(root, tmp_path, machine, monkeypatch, expected):
+    notes, place, begun = [], f"file://{tmp_path}/there", []
     local = folder_of(place, "runs") / "a"
 
     def fail(record):
@@ -236,9 +237,9 @@ def test_storage_that_fails_in_mid_run_ends_it_and_loses_nothing(root, tmp_path,
         monkeypatch.context() as patch,
         pytest.raises(RaysimError, match=r"failed 3 times \(no route to host\)") as caught,
     ):
-        execute(a_plan(root, place), on_round=fail)
+        execute(a_plan(root, place), on_round=fail, on_note=notes.append)
     assert f"in run {local}. The local folder has everything" in str(caught.value)
-    assert capfd.readouterr().err.count("trying again in 0.01 s") == 2
+    assert sum("trying again in 0.01 s" in note for note in notes) == 2
     assert RunFolder(local).status.name == "failed"
     execute(a_plan(root, place), on_start=lambda *values: begun.append(values[1]))
     assert begun == [3]

@@ -133,7 +133,7 @@ def test_rounds_without_a_checkpoint_are_not_told(settings, tmp_path):
 
 def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, capsys):
     spec = {"recording:make": {"fail_at": 2}}
-    run = raysim.run(settings, name="a", loggers=[spec], checkpoint={"every_s": 0.0}, quiet=True)
+    run = raysim.run(settings, name="a", loggers=[spec], checkpoint={"every_s": 0.0})
     assert run.status.name == "completed"
     error = capsys.readouterr().err
     assert error.count("failed") == 1
@@ -256,7 +256,7 @@ def leave():
 def hostile(settings, where: str, act: str) -> raysim.Run:
     Path("hostile.py").write_text(HOSTILE)
     spec = {"hostile:make": {"where": where, "act": act}}
-    return raysim.run({**settings, "rounds": 2}, loggers=[spec], checkpoint={"every_s": 0}, name=where, quiet=True)
+    return raysim.run({**settings, "rounds": 2}, loggers=[spec], checkpoint={"every_s": 0}, name=where)
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def losing(monkeypatch):
         patience = []
 
         @contextmanager
-        def started(plan, folder, on_step, patience_s):
+        def started(plan, folder, on_step, on_note, patience_s):
             patience.append(patience_s)
             with start.started_server(plan, folder, on_step) as server:
                 yield LosesRounds(server, losses, number)
@@ -62,16 +62,15 @@ def losing(monkeypatch):
     return install
 
 
-def test_a_run_goes_on_after_each_loss_from_its_last_checkpoint(root, tmp_path, losing, capfd):
-    plan, begins = a_plan(root, tmp_path, ["scaffold"], rounds=4, resume="never", **EVERY_ROUND), []
+def test_a_run_goes_on_after_each_loss_from_its_last_checkpoint(root, tmp_path, losing):
+    plan, begins, notes = a_plan(root, tmp_path, ["scaffold"], rounds=4, resume="never", **EVERY_ROUND), [], []
     patience = losing([0, 2, 3])
-    summary = execute(plan, on_start=lambda folder, first, count: begins.append(first))
+    summary = execute(plan, on_start=lambda folder, first, count: begins.append(first), on_note=notes.append)
     assert begins == [0, 0, 2, 3]
     assert patience == [0, 3600, 3600, 3600]  # only a cluster that was there is waited for
     assert summary["params_sha256"] == run(plan_of(root, ["scaffold"], rounds=4), root).params_sha256()
     assert [int(row["round"]) for row in rows_of(tmp_path / "a")] == [0, 1, 2, 3]
-    lines = [line for line in capfd.readouterr().err.splitlines() if "attempt" in line]
-    assert lines == [
+    assert notes == [
         "the server was lost (a test); attempt 2 of 4, from the beginning",
         "the server was lost (a test); attempt 3 of 4, from the checkpoint of round 2",
         "the server was lost (a test); attempt 4 of 4, from the checkpoint of round 3",
@@ -194,16 +193,16 @@ def test_a_run_that_loses_its_last_trainer_goes_on_and_one_that_never_had_any_do
 
 
 @pytest.mark.slow
-def test_a_server_killed_twice_changes_no_bit(root, tmp_path, ray_cluster, capfd):
+def test_a_server_killed_twice_changes_no_bit(root, tmp_path, ray_cluster):
     ends = {"tests.support.toys:ends_server": {"folder": str(tmp_path), "rounds": [1, 3]}}
     resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}  # each restart starts them anew
     methods = ["scaffold", "fedavgm"]
     plan = a_plan(root, tmp_path, [*methods, ends], rounds=5, resources=resources, **EVERY_ROUND)
-    summary = execute(plan)
+    notes = []
+    summary = execute(plan, on_note=notes.append)
     assert {path.name for path in tmp_path.glob("server-*")} == {"server-1", "server-3"}
     assert summary["params_sha256"] == run(plan_of(root, methods, rounds=5), root).params_sha256()
-    lines = [line for line in capfd.readouterr().err.splitlines() if "the server was lost" in line]
-    assert [line.partition("; ")[2] for line in lines] == [
+    assert [note.partition("; ")[2] for note in notes if "the server was lost" in note] == [
         "attempt 2 of 4, from the checkpoint of round 1",
         "attempt 3 of 4, from the checkpoint of round 3",
     ]

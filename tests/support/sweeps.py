@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import yaml
 
+from raysim.base.progress import Listener
 from raysim.plan.check import check
 from raysim.running.runner import execute
 from raysim.tuning.driver import run_sweep
@@ -38,7 +39,7 @@ def run(sweep, watch=lambda: None):
         lines.append(line)
         watch()
 
-    sweep, outcomes = run_sweep(sweep, say)
+    sweep, outcomes = run_sweep(sweep, Listener(say))
     write_results(sweep, outcomes)
     return outcomes, lines
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from raysim.cli.printing import best_trials
 from raysim.config import TuneGroup
-from raysim.tuning.command import best_trials
 from raysim.tuning.outcome import Outcome
 
 

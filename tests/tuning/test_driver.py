@@ -16,6 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
 from raysim.base.errors import ConfigError, DataError, Fault, RaysimError, RunExists
+from raysim.base.progress import Listener
 from raysim.config import read_config
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning import driver
@@ -176,7 +177,7 @@ def test_a_trial_goes_on_after_as_many_losses_as_are_said_and_never_after_a_faul
 
     sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1]}}, resources={"restarts": 1})
     lines, (first, second) = [], [Ended(trial.name) for trial in sweep.trials]
-    watch = _Watch(sweep, sweep.trials, lines.append)
+    watch = _Watch(sweep, sweep.trials, Listener(lines.append))
     for ended, error in ((first, OutOfMemoryError("full")), (second, ZeroDivisionError("of the user's own"))):
         ended.pickled_error_file = str(tmp_path / f"{ended}.pkl")
         (tmp_path / f"{ended}.pkl").write_bytes(pickle.dumps(error))

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from raysim.base.errors import ConfigError
+from raysim.cli.printing import show_sweep
 from raysim.tuning import trial as trial_module
-from raysim.tuning.command import show_sweep
 from raysim.tuning.outcome import Outcome, outcome, ranked, write_results
 from tests.support.sweeps import (
     a_sweep,

@@ -8,13 +8,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from raysim.api import settings_of
 from raysim.base.errors import ConfigError
+from raysim.base.progress import Listener
 from raysim.cli.main import app
 from raysim.config import parse_config, read_config
 from raysim.config.clashes import clashes, library_faults
 from raysim.config.layers import layered, scaled
 from raysim.config.sweep import grid
+from raysim.launch import settings_of
 from raysim.tuning.driver import run_sweep
 from raysim.tuning.plan import plan_sweep, read_sweep
 from tests.support.federations import raw_config
@@ -93,7 +94,7 @@ def test_a_label_of_the_file_does_not_name_what_the_command_line_changed(tmp_pat
 
 @pytest.mark.parametrize("verb", ["tune", "partition"])
 def test_the_first_line_says_which_keys_of_labels_lose(verb, own, monkeypatch):
-    monkeypatch.setattr("raysim.api.finished_sweep", lambda *_: exit(0))
+    monkeypatch.setattr("raysim.launch.finished_sweep", lambda *_: exit(0))
     monkeypatch.setattr("raysim.cli.partitions.partitions", lambda *_: exit(0))
     result = CliRunner().invoke(app, [verb, str(own), "partition.num_clients=5"])
     first = "the command line overrides what labels set: partition.num_clients of large"
@@ -104,7 +105,7 @@ def test_a_sweep_says_what_axes_take_from_each_other_before_it_starts(root, tmp_
     space = {"case": {"grid_search": {"long": {"rounds": 3}}}, "rounds": {"grid_search": [1, 2]}}
     sweep, lines = a_checked_sweep(root, tmp_path, space), []
     with pytest.raises(ZeroDivisionError):
-        run_sweep(sweep, lambda line: (lines.append(line), 1 / 0))
+        run_sweep(sweep, Listener(lambda line: (lines.append(line), 1 / 0)))
     assert lines == ["the axis rounds overrides what the axis case sets: rounds of long"]
 
 
@@ -235,8 +236,8 @@ def test_scale_takes_the_value_of_an_axis_with_its_label():
 @pytest.mark.parametrize("verb", ["run", "calibrate"])
 def test_runs_and_calibrations_have_the_same_order(verb, tmp_path, monkeypatch):
     taken = {}
-    monkeypatch.setattr("raysim.api.finished_run", lambda raw, *_: taken.update(raw) or exit(0))
-    monkeypatch.setattr("raysim.tuning.calibrate.calibrate_and_print", lambda raw, *_: taken.update(raw))
+    monkeypatch.setattr("raysim.launch.finished_run", lambda raw, *_, **__: taken.update(raw) or exit(0))
+    monkeypatch.setattr("raysim.cli.main.calibrate_and_print", lambda raw, *_: taken.update(raw))
     path = tmp_path / "c.yaml"
     path.write_text("name: full\nlocal: {lr: 0.5}\nscale: {local.lr: 0.1, rounds: 1}\nresources: {backend: serial}\n")
     result = CliRunner().invoke(app, [verb, str(path), "--scaled", "local.lr=0.2"])

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from raysim.base.progress import Listener, clock
 from raysim.folders.run_folder import RunFolder
-from raysim.terminal import clock
 from raysim.tuning.driver import MOST_LINES, _Watch
 from tests.support.sweeps import (
     a_sweep,
@@ -20,7 +20,7 @@ def test_progress_lines_are_few_however_long_a_sweep_takes(root, tmp_path, monke
     sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}})
     lines, now = [], [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = _Watch(sweep, sweep.trials, lines.append)
+    watch = _Watch(sweep, sweep.trials, Listener(lines.append))
     for _ in range(200_000):
         now[0] += 1.0
         watch.on_step_end(0, [])
@@ -31,7 +31,7 @@ def test_trials_that_were_finished_before_are_counted(root, tmp_path, monkeypatc
     sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1, 2, 3]}})
     lines, now = [], [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = _Watch(sweep, sweep.trials[3:], lines.append, num_done=3)
+    watch = _Watch(sweep, sweep.trials[3:], Listener(lines.append), num_done=3)
     now[0] += 100.0
     watch.on_step_end(0, [])
     assert lines[0].startswith("  3/4 trials done, 75 % of all images, starting")
@@ -48,7 +48,7 @@ def test_rounds_that_a_resumed_trial_reports_again_are_no_pace(root, tmp_path, m
     folder.write_progress(rows, list(rows[0]))
     lines, now = [], [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = _Watch(sweep, sweep.trials, lines.append)
+    watch = _Watch(sweep, sweep.trials, Listener(lines.append))
     for second, rounds in ((100.0, 3), (200.0, 6), (300.0, 7), (400.0, 8)):
         now[0] = second
         watch.on_trial_result(0, [], "seed=0", {"training_iteration": rounds})
@@ -66,7 +66,7 @@ def test_the_time_left_is_that_of_the_images_left(root, tmp_path, monkeypatch):
     assert long > 2 * short
     lines, now = [], [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = _Watch(sweep, sweep.trials, lines.append)
+    watch = _Watch(sweep, sweep.trials, Listener(lines.append))
     for second, rounds in ((100.0, 2), (200.0, 6), (500.0, 10)):
         now[0] = second
         watch.on_trial_result(0, [], sweep.trials[0].name, {"training_iteration": rounds})

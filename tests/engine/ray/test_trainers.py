@@ -28,6 +28,7 @@ from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
 from raysim.engine.trainer import Trainer
 from raysim.plan.build import make_server, make_trainer
+from raysim.running.runner import execute
 from tests.support.busy import no_cpu_left
 from tests.support.federations import plan_of, recipe_of, run
 from tests.support.nodes import wait_for
@@ -64,13 +65,16 @@ def test_one_of_two_trainers_on_one_logical_gpu_is_killed_without_a_trace(root, 
 
 
 @pytest.mark.slow
-def test_a_trainer_that_does_not_answer_is_replaced_or_named(root, tmp_path, ray_cluster, capfd):
+def test_a_trainer_that_does_not_answer_is_replaced_or_named(root, tmp_path, ray_cluster):
     resources = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 0.5, "client_timeout_s": 4}
     stopper = {"marker": str(tmp_path / "stopped"), "round_index": 1, "number": int(signal.SIGSTOP)}
     plan = a_plan(root, tmp_path, ["scaffold", {"tests.support.toys:kills_worker": stopper}], resources=resources)
-    assert quietly(plan)["params_sha256"] == run(plan_of(root, ["scaffold"]), root).params_sha256()
+    notes = []
+    assert (
+        execute(plan, on_note=notes.append)["params_sha256"] == run(plan_of(root, ["scaffold"]), root).params_sha256()
+    )
     assert not psutil.pid_exists(int((tmp_path / "stopped").read_text()))
-    assert "a trainer gave no answer for" in capfd.readouterr().err
+    assert "a trainer gave no answer for" in "".join(notes)
 
     client = int(run(plan_of(root), root, rounds=1).pool._trainer._vectors._rows["update"].popitem()[0])
     alone = {**resources, "trainers": 1, "client_timeout_s": 2}

@@ -20,8 +20,9 @@ from pydantic_core import SchemaError
 from typer.testing import CliRunner
 
 import raysim
-from raysim import terminal
+from raysim.base import progress
 from raysim.base.errors import ConfigError
+from raysim.cli import terminal
 from raysim.cli.main import app
 from raysim.cli.unexpected import told
 from raysim.data.sources import set_path
@@ -29,7 +30,7 @@ from raysim.plan.check import check
 from tests.support.federations import SMALL
 from tests.support.output import in_order
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -74,7 +75,10 @@ def test_every_part_of_a_serial_run_has_its_line(run_file):
 
 def test_a_quiet_run_says_nothing(settings, capsys):
     raysim.run(settings, name="a", rounds=1, quiet=True)
+    raysim.run(settings, name="a", rounds=1, labels={"method": "mine"}, quiet=True)
     assert capsys.readouterr() == ("", "")
+    raysim.run(settings, name="a", rounds=1, labels={"method": "yours"})
+    assert "config.yaml of run 'a' has the labels" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -234,8 +238,8 @@ def test_ctrl_c_while_pydantic_builds_a_class_is_one():
 
 def test_long_work_without_a_known_end_counts(monkeypatch):
     now, said = [0.0], []
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    lines = terminal.Lines("preparing mine, images", said.append)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = progress.Lines("preparing mine, images", said.append)
     now[0] = 3.0
     lines.progress(12_000, None)
     assert said == ["preparing mine, images: 12,000 so far"]
@@ -243,8 +247,8 @@ def test_long_work_without_a_known_end_counts(monkeypatch):
 
 def test_long_work_is_told_after_3_seconds_and_then_less_often(monkeypatch):
     now, said = [100.0], []
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    lines = terminal.Lines("writing the shards of 2 partitions", said.append)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = progress.Lines("writing the shards of 2 partitions", said.append)
     for second, done in enumerate([0, 10, 20, 30, 40, 50, 60, 70, 80, 100]):
         now[0] = 100.0 + second
         lines.progress(done, 100)

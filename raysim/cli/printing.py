@@ -1,24 +1,31 @@
-"""What `raysim tune` shows of a sweep on the terminal."""
+"""Results of sweeps, calibrations and reports on the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.commands import command, shown
-from raysim.terminal import err, out, print_table
-from raysim.tuning.outcome import Outcome, best_trial, ranked
-from raysim.tuning.plan import Sweep
-from raysim.tuning.planner import SweepTrial
+from raysim.base.settings import Raw
+from raysim.cli.terminal import LiveLine, err, out, print_table, say
+
+if TYPE_CHECKING:
+    from raysim.tuning.outcome import Outcome
+    from raysim.tuning.plan import Sweep
+    from raysim.tuning.planner import SweepTrial
 
 #: Lines of the table, and of each list of trials without a result: results.csv has them all.
 MOST_ROWS = 10
 
 
 def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
-    """Print what became of a sweep, and return the exit status: 0, or 1 where some trial has no result."""
+    """Print the outcomes of a sweep's trials, and return the exit status: 0, or 1 where a trial has no result."""
+    from raysim.tuning.outcome import best_trial, ranked
+
     if trials := ranked(sweep, outcomes):
         print_table(best_trials(sweep, trials, outcomes))
     for status in ("failed", "unfinished"):
@@ -93,3 +100,74 @@ def _number(value: float | None) -> str:
 
 def _best_round(end: Outcome) -> str:
     return "" if end.best_round is None else str(end.best_round + 1)
+
+
+def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
+    """All of `raysim calibrate`: check, run, fit, write, and print the table beside the paper's.
+
+    Args:
+      raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
+    """
+    from methods.livar.importance import TABLES
+    from raysim.tuning.calibrate import calibrate, plan_calibration
+    from raysim.tuning.calibrate_figures import PUBLISHED
+
+    with LiveLine() as line:
+        line.say(f"checking the runs of {source}")
+        plan = plan_calibration(raw, source)
+        result = calibrate(plan, line.listener(), beside)
+    title = f"raw coefficients ({PUBLISHED}), base {result['base']:.4f}, out-of-bag R2 {result['oob_r2']:.3f}"
+    table = Table("", "I_B low", "I_B mid", "I_B high", title=title)
+    for column in table.columns:
+        column.justify = "right"
+    for name, coefficients, published in zip(("low", "mid", "high"), result["table"], TABLES["paper"], strict=True):
+        cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
+        table.add_row(f"I_A {name}", *cells)
+    out.print(table)
+    say(f"table:       {plan.file}")
+    if (base := plan.file.with_suffix(".yaml")).is_file():
+        say(f"In a run's file:\nbase: {base}")
+    say(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}")
+
+
+#: How many runs that are not in the tables are listed.
+MOST_MISSING = 10
+
+
+def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> None:
+    """Print tables and conclusions, and write the report.
+
+    Args:
+      settings: of the `report` group, from the command line; empty ones are not given.
+      folder: see `default_folder`; nothing is written where there are no paths either.
+    """
+    from raysim.reporting.build import make_report
+    from raysim.reporting.document import conclusions
+    from raysim.reporting.render import header_of, lines_of, terminal
+    from raysim.reporting.report import default_folder, write
+
+    with LiveLine() as line:
+        line.step("reading the runs")
+        report = make_report(paths, {key: value for key, value in settings.items() if value})
+    for table in report.tables:
+        out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
+        print_table(terminal(header_of(table, report.group.rows), lines_of(table)))
+    for other in report.others:
+        out.print(other.title, markup=False)
+        print_table(terminal(other.header, other.lines))
+    missing = [f"{run.folder}: {run.status}" for run in report.runs if not run.is_finished]
+    if len(missing) > MOST_MISSING:
+        missing[MOST_MISSING:] = [f"{len(missing) - MOST_MISSING} more, listed in the report"]
+    said = {"- ": conclusions(report), "note: ": report.notes, "not in the tables: ": missing}
+    for sentence in (f"{kind}{text}" for kind, texts in said.items() for text in texts):
+        out.print(sentence, markup=False)
+    if folder is None and paths:
+        folder = default_folder(paths)
+    if folder is not None:
+        with LiveLine() as line:
+            line.step("drawing the figures")
+            notes: list[str] = []
+            path = write(report, folder, notes.append)
+        for note in notes:
+            out.print(f"note: {note}", markup=False)
+        out.print(f"report: {shown(path)}", markup=False)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.status import Status
 from rich.table import Table
 
 from raysim.base.direction import SUMMARY, main_of
+from raysim.base.progress import Listener, clock
 from raysim.base.texts import round_name, visible
 
 if TYPE_CHECKING:
@@ -132,12 +133,21 @@ class LiveLine:
         """Whether a line takes the place of the one before."""
         return not self._is_quiet and (out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal))
 
+    def listener(self) -> Listener:
+        """What long work reports to, so that this line shows it."""
+        return Listener(self.say, self.note, self.step, self.show if self.is_replaced else None)
+
+    def note(self, text: str) -> None:
+        """A remark that stays, apart from the output."""
+        if not self._is_quiet:
+            err.print(text, markup=False)
+
     def step(self, text: str) -> None:
         """A part of the work begins."""
         if self.is_replaced:
             self.show(text)
-        elif not self._is_quiet:
-            err.print(text, markup=False)
+        else:
+            self.note(text)
 
     def say(self, text: str) -> None:
         """A line that stays, above those to come."""
@@ -184,10 +194,6 @@ class LiveLine:
         self.close()
 
 
-#: For work that nobody watches.
-SILENT = LiveLine(is_quiet=True)
-
-
 class Progress:
     """How far a run is: a live line on a terminal and in a notebook; elsewhere a line a step, and at most a hundred rounds.
 
@@ -197,13 +203,12 @@ class Progress:
     def __init__(self, began: float | None = None, *, is_quiet: bool = False):
         self._began = self._rounds_began = time.monotonic() if began is None else began
         self._is_quiet, self.line = is_quiet, LiveLine(is_quiet=is_quiet)
-        self.folder: Path | None = None
         self._first, self._total = 0, 0
         self._score, self._evaluated = "", 0
 
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
         """The rounds begin; first_round: index of the first one."""
-        self.folder, self._first, self._total = folder, first_round, num_rounds
+        self._first, self._total = first_round, num_rounds
         self._rounds_began = time.monotonic()
         if self._is_quiet:
             return
@@ -238,25 +243,6 @@ class Progress:
             say(text)
 
 
-class Lines:
-    """Plain lines about long work: none for what is done in 3 s, and then each waits longer."""
-
-    def __init__(self, what: str, say: Callable[[str], None]):
-        self._what, self._say = what, say
-        self._began = time.monotonic()
-        self._next_s = 3.0
-
-    def progress(self, done: int, total: int | None) -> None:
-        """So much is done of a total, which may not be known."""
-        spent = time.monotonic() - self._began
-        if spent >= self._next_s and 0 < done != total:
-            self._next_s = 1.5 * spent
-            share = f"{done:,} so far"
-            if total is not None:
-                share = f"{100 * done // total} %, {clock(spent / done * (total - done))} left"
-            self._say(f"{self._what}: {share}")
-
-
 def _trainers(folder: Path) -> str:
     """Who computes, as env.json has it; the number of threads is part of what the bits of a run depend on."""
     from raysim.folders.run_folder import RunFolder
@@ -285,10 +271,3 @@ def command_began() -> float:
     import psutil
 
     return time.monotonic() - (time.time() - psutil.Process().create_time())
-
-
-def clock(seconds: float) -> str:
-    """A duration as minutes:seconds, or hours:minutes:seconds."""
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

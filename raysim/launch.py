@@ -1,0 +1,151 @@
+"""From settings to a finished run or sweep: what `import raysim` and the command share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from raysim.base.commands import command
+from raysim.base.errors import ConfigError, Fault, refuse
+from raysim.base.own_code import named, note_of_values
+from raysim.base.progress import Listener, Tell, silent
+from raysim.base.settings import Raw, Settings
+from raysim.config import Config, parse_config, read_config
+from raysim.config.counting import value_at
+from raysim.config.layers import layered
+from raysim.config.sweep import axes_as_written
+from raysim.running.results import Run
+
+if TYPE_CHECKING:
+    from raysim.engine.round_metrics import RoundRecord
+    from raysim.plan.build import Plan
+    from raysim.tuning.outcome import Outcome
+    from raysim.tuning.plan import Sweep
+
+#: A YAML file, settings as nested dictionaries, or nothing: the defaults.
+ConfigSource = str | Path | Mapping[str, object] | None
+
+
+def settings_of(
+    config: ConfigSource,
+    overrides: Mapping[str, object] | None,
+    settings: Mapping[str, object],
+    *,
+    scale: bool = False,
+    where: str = "the call",
+    tell: Tell = silent,
+) -> tuple[Settings, str]:
+    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take.
+
+    Args:
+      where: what the overrides come from, for messages.
+      tell: hears what labels of axes, and `scale`, lose to the settings of the call.
+    """
+    refuse_others("config", config, str | Path | Mapping | None)
+    refuse_others("overrides", overrides, Mapping | None)
+    if isinstance(config, str | Path):
+        raw, source = read_config(Path(config)), str(config)
+    else:
+        raw, source = named({} if config is None else config), "the call"
+    values = named({} if overrides is None else overrides)
+    for key, value in named(settings).items():
+        values |= _by_dotted_keys(raw, key.replace("__", "."), value)
+    return layered(raw, values, source, is_scaled=scale, where=where, tell=tell), source
+
+
+def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:
+    """A setting of the call; a dictionary for a group is laid over it key by key."""
+    group = value_at(raw, key)
+    field = Config.model_fields.get(key)
+    is_group = isinstance(group, Mapping) or (group is None and field is not None and field.default_factory is not None)
+    if isinstance(value, dict) and is_group:
+        if any("." in str(name) for name in value):  # names of the user's own, as those of axes
+            return {key: {**(group if isinstance(group, Mapping) else {}), **value}}
+        return {f"{key}.{name}": each for name, each in value.items()}
+    return {key: value}
+
+
+def finished_run(
+    raw: Settings,
+    source: str,
+    listener: Listener,
+    *,
+    on_start: Callable[[Path, int, int], None] = lambda *_: None,
+    on_round: Callable[[RoundRecord], object] = lambda _: None,
+) -> Run:
+    """Check a configuration, run it to its end, and return the run. Raises as `checked_run`; RaysimError: as `execute`."""
+    folders: list[Path] = []
+
+    def start(folder: Path, first_round: int, num_rounds: int) -> None:
+        folders.append(folder)
+        on_start(folder, first_round, num_rounds)
+
+    plan = checked_run(raw, source, listener)
+    from raysim.running.runner import execute
+
+    execute(plan, on_start=start, on_round=on_round, on_step=listener.step, on_note=listener.note)
+    return Run(folders[-1])
+
+
+def checked_run(raw: Settings, source: str, listener: Listener) -> Plan:
+    """The plan of a run, checked. Raises ConfigError: it is a sweep; and as `check`."""
+    if axes_as_written(raw):
+        verb = command("raysim", "tune", source)
+        text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run, of the keys outside this group"
+        raise ConfigError([Fault("tune", text)], source)
+    refuse(_of_other_verbs(raw), source)
+    listener.step(f"checking {source}")
+    if note := note_of_values(raw):
+        listener.say(f"note: {note}")
+    from raysim.plan.check import check  # loads PyTorch
+    from raysim.plan.splitting import rows_line
+
+    plan = check(raw, source)
+    listener.say(rows_line(plan.config, plan.manifest))
+    return plan
+
+
+def _of_other_verbs(raw: Settings) -> list[Fault]:
+    """Groups that are another verb's, where they set something, and metrics that a report will not find."""
+    from raysim.tuning.metrics import report_faults
+
+    config, _ = parse_config(raw)
+    faults = [] if config is None else report_faults(config.report, [config])
+    groups = {} if config is None else {"tune": config.tune, "calibrate": config.calibrate}
+    return faults + [
+        Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; drop it")
+        for name, group in groups.items()
+        if group != type(group)()
+    ]
+
+
+def finished_sweep(
+    raw: Raw, source: str, listener: Listener, *, callbacks: Sequence[object] = ()
+) -> tuple[Sweep, dict[str, Outcome]]:
+    """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
+    planned = checked_sweep(raw, source, listener)
+    from raysim.tuning.driver import run_sweep  # loads Ray
+    from raysim.tuning.outcome import write_results
+
+    sweep, outcomes = run_sweep(planned, listener, callbacks)
+    listener.step("writing the results")
+    write_results(sweep, outcomes)
+    return sweep, outcomes
+
+
+def checked_sweep(raw: Raw, source: str, listener: Listener) -> Sweep:
+    """The plan of a sweep, checked. Raises as `plan_sweep`."""
+    listener.step(f"checking the trials of {source}")
+    if note := note_of_values(raw):
+        listener.say(f"note: {note}")
+    from raysim.tuning.plan import plan_sweep  # loads PyTorch
+
+    return plan_sweep(raw, source)
+
+
+def refuse_others(name: str, value: object, kind: Any) -> None:
+    """ConfigError for an argument of another kind: a class, or a union of some."""
+    if not isinstance(value, kind):
+        expected = " or ".join(each.__name__ for each in get_args(kind) or [kind]).replace("NoneType", "None")
+        raise ConfigError([Fault(name, f"must be of type {expected}, got {type(value).__name__}")], "the call")
