@@ -74,7 +74,7 @@ def floors() -> Counter[tuple[str, str]]:
 def _room(name: str) -> str:
     parts = name.split("/")
     if parts[0] == "methods":
-        return "methods"
+        return "figures" if parts[1:2] == ["figures"] else "methods"
     return parts[1] if len(parts) > 1 else "raysim"
 
 

@@ -141,14 +141,15 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
       settings: of the `report` group, from the command line; empty ones are not given.
       folder: see `default_folder`; nothing is written where there are no paths either.
     """
-    from raysim.reporting.build import make_report
+    from raysim.reporting.build import make_report, published_report
     from raysim.reporting.document import conclusions
     from raysim.reporting.render import header_of, lines_of, terminal
     from raysim.reporting.report import default_folder, write
 
     with LiveLine() as line:
         line.step("reading the runs")
-        report = make_report(paths, {key: value for key, value in settings.items() if value})
+        given = {key: value for key, value in settings.items() if value}
+        report = make_report(paths, given) if paths else published_report(given)
     for table in report.tables:
         out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
         print_table(terminal(header_of(table, report.group.rows), lines_of(table)))

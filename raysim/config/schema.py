@@ -225,7 +225,7 @@ class ReportGroup(Group):
     )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
-        None, "names of figures, from raysim/reporting/drawing.py; null: bars, lines and curves where they make sense"
+        None, "names of figures, or module:function of your own; null: bars, lines and curves where they make sense"
     )
     baseline: str | None = key(None, "row that the others are tested against; the figure gains starts from it")
     gain: str | None = key(

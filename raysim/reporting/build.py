@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +23,20 @@ from raysim.reporting.contents import (
 )
 from raysim.reporting.drawing import figure_faults, kinds
 from raysim.reporting.measure import DEFAULT, ReportMetric
-from raysim.reporting.published import ACCURACIES, Label, published, statistics
+from raysim.reporting.published import ACCURACIES, Label, Published, published, statistics
 from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, other_rows, tables_of
 from raysim.reporting.significance import GAINS, over_seeds, over_tables, pairs_of, with_gains
-from raysim.reporting.tables import ACCURACY, cells_of, make_tables, other_methods, published_cells, row_of, text
+from raysim.reporting.tables import (
+    ACCURACY,
+    Cell,
+    Table,
+    cells_of,
+    make_tables,
+    other_methods,
+    published_cells,
+    row_of,
+    text,
+)
 
 T = TypeVar("T")
 
@@ -35,16 +45,28 @@ LISTS = ("columns", "ignore", "published", "figures")
 
 
 @dataclass(frozen=True)
-class Requests:
-    """Names of rows and columns that a report is asked for.
+class ReportRequest:
+    """What a report is asked for.
 
-    One that the runs lack is a fault if the command line (`source`) has it. In a recipe it becomes a note: a row may be
-    missing because its runs are not finished yet, and the rest of the report can be made.
+    A row or column that the runs lack is a fault if the command line (`source`) names it. In a recipe it becomes a note: a row
+    may be missing because its runs are not finished yet, and the rest of the report can be made.
+
+    Attributes:
+      metrics: (label that it adds, metric) of each number of a run that makes a cell.
+      theirs: cells of the published tables; beside: those that stand beside the runs' numbers.
     """
 
     given: Settings
     source: str
-    notes: list[str] = field(default_factory=list)
+    group: ReportGroup
+    metrics: Sequence[tuple[dict[str, Label], ReportMetric]]
+    theirs: Sequence[Published]
+    beside: Sequence[Published]
+    notes: list[str]
+
+    @property
+    def measure(self) -> ReportMetric:
+        return self.metrics[0][1]
 
     def attempt(self, key: str, make: Callable[[], T], otherwise: T) -> T:
         """What `make` returns, or `otherwise` if it raises a LookupError. Raises ConfigError."""
@@ -61,70 +83,104 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
 
     Args:
-      paths: run directories or folders of runs; none to report published tables alone.
+      paths: run directories or folders of runs.
       given: settings of the `report` group that override the recipe's; source: where they come from, for messages.
     Raises:
       ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
     """
-    runs = find_runs(paths) if paths else []
-    group, requests = settings(runs, given, source), Requests(given, source)
-    theirs = [cell for name in group.published for cell in published(name)]
-    if not paths and not theirs:
+    runs = find_runs(paths)
+    asked = _request(runs, given, source)
+    group = asked.group
+    finished = _recorded(_finished(runs), group, asked.metrics, asked.notes)
+    asked.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
+    report = _compared(asked, cells_of(finished, asked.metrics, asked.beside), asked.measure, runs)
+    if any(run.claimed for run in finished):
+        report = replace(report, theirs=[])  # shares of layers have no labels of a set that published ones have, too
+    chosen = selections(report.tables, group.rows, report.theirs) if "selection" in kinds(group.figures) else ()
+    return replace(
+        report,
+        others=() if group.metrics else tuple(other_accuracy(report.tables, group.rows)),
+        extras=[*report.extras, *chosen],
+        changed=changed(finished, asked.theirs, group.published),
+    )
+
+
+def published_report(given: Settings, *, source: str = "the command line") -> ReportContents:
+    """Average, rank and test the numbers of published tables alone. Raises as `make_report`."""
+    asked = _request([], given, source)
+    if not asked.theirs:
         raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
+    if idle := [key for key in ("metric", "metrics", "mode", "target") if key in given]:
+        asked.notes.append(f"`report.{'`, `report.'.join(idle)}`: has no effect without runs.")
+    cells = published_cells(asked.theirs)
+    if not cells:
+        raise DataError("there is no accuracy", ", ".join(asked.group.published), "name a published table with some")
+    return _compared(asked, cells, ACCURACY, [])
+
+
+def _request(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportRequest:
+    """The settings of a report, and the published cells that they name."""
+    group = settings(runs, given, source)
+    code = [name for name in group.figures or () if ":" in name] if "figures" not in given else []
+    notes = [f"Figure `{name}` is code that these runs name: give it to the report to have it drawn." for name in code]
+    if code:
+        group = group.model_copy(update={"figures": [name for name in group.figures or () if name not in code]})
+    theirs = [cell for name in group.published for cell in published(name)]
     metrics = _metrics(group)
     measure = metrics[0][1]
-    finished = _recorded(_finished(runs), group, metrics, requests.notes)
-    requests.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
     # The accuracy on a further test set is a published one only where a label of the report says which.
     is_theirs = measure.is_accuracy and (bool(group.metrics) or measure.column == "server/accuracy")
     beside = [cell for cell in theirs if is_theirs or cell.metric not in (*ACCURACIES, *GAINS)]
-    cells = cells_of(finished, metrics, beside) if runs else published_cells(theirs)
-    idle = [key for key in ("metric", "metrics", "mode", "target") if key in given] if not runs else []
-    if idle:
-        requests.notes.append(f"`report.{'`, `report.'.join(idle)}`: has no effect without runs.")
-    if not cells:
-        raise DataError("there is no accuracy", ", ".join(group.published), "name a published table that holds some")
-    known = {key for cell in cells for key in cell.labels}
-    lacking = [] if "columns" in given else [name for name in group.columns if name not in known]
-    if lacking:
-        requests.notes.append(f"`report.columns`: no run has a label {', '.join(lacking)}.")
-    tables = make_tables(
-        cells,
-        rows=group.rows,
-        columns=[name for name in group.columns if name not in lacking],
-        first=[group.baseline] if group.baseline and not theirs else [],
-        last=[group.against] if group.against and not theirs else [],
-        order=theirs,
-        ignore=group.ignore,
-        metric=measure if runs else ACCURACY,
-    )
-    tables = requests.attempt("gain", lambda: with_gains(tables, group.gain, beside), tables)
-    subject = requests.attempt("against", lambda: row_of(group.against, tables), None)
-    baseline = requests.attempt("baseline", lambda: row_of(group.baseline, tables), None)
-    timed = requests.attempt("time", lambda: row_of(group.time, tables), None)
-    target = requests.attempt("target", lambda: target_of(group.target, tables), None)
+    return ReportRequest(given, source, group, metrics, theirs, beside, notes)
+
+
+def _compared(
+    asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric, runs: Sequence[ReportedRun]
+) -> ReportContents:
+    """The tables of some cells, with their tests, averages, times and costs."""
+    group, notes = asked.group, asked.notes
+    tables = _tables(asked, cells, metric)
+    tables = asked.attempt("gain", lambda: with_gains(tables, group.gain, asked.beside), tables)
+    subject = asked.attempt("against", lambda: row_of(group.against, tables), None)
+    baseline = asked.attempt("baseline", lambda: row_of(group.baseline, tables), None)
+    timed = asked.attempt("time", lambda: row_of(group.time, tables), None)
+    target = asked.attempt("target", lambda: target_of(group.target, tables), None)
     extras = [*averages(tables, group.rows)] if len(tables) > 1 else []
-    times = [*relative_times(tables, group.rows, timed, beside)] if timed is not None else []
+    times = [*relative_times(tables, group.rows, timed, asked.beside)] if timed is not None else []
     if timed is not None and runs and not times:
-        requests.notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
-    extras += [*times, *(costs(tables, group.rows, target) if target is not None and runs else ())]
-    if any(run.claimed for run in finished):
-        beside = []  # shares of layers have no labels of a set that published ones could be matched by
+        notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
     pairs = pairs_of(tables, subject, baseline)
     return ReportContents(
         group=group,
         runs=runs,
         tables=tables,
-        theirs=beside,
+        theirs=asked.beside,
         subject=subject,
         baseline=baseline,
         by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
         by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
-        notes=requests.notes,
-        others=tuple(other_accuracy(tables, group.rows)) if runs and not group.metrics else (),
-        extras=[*extras, *(selections(tables, group.rows, beside) if "selection" in kinds(group.figures) else ())],
-        changed=changed(finished, theirs, group.published),
-        printed=statistics(theirs),
+        notes=notes,
+        extras=[*extras, *times, *(costs(tables, group.rows, target) if target is not None and runs else ())],
+        printed=statistics(asked.theirs),
+    )
+
+
+def _tables(asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric) -> list[Table]:
+    """Tables of cells; a column label of a recipe that none has becomes a note."""
+    group = asked.group
+    known = {key for cell in cells for key in cell.labels}
+    lacking = [] if "columns" in asked.given else [name for name in group.columns if name not in known]
+    if lacking:
+        asked.notes.append(f"`report.columns`: no run has a label {', '.join(lacking)}.")
+    return make_tables(
+        cells,
+        rows=group.rows,
+        columns=[name for name in group.columns if name not in lacking],
+        first=[group.baseline] if group.baseline and not asked.theirs else [],
+        last=[group.against] if group.against and not asked.theirs else [],
+        order=asked.theirs,
+        ignore=group.ignore,
+        metric=metric,
     )
 
 
@@ -209,7 +265,7 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
         merged.pop("mode", None)  # it is that of the recipe's metric
     for key in left_idle({"report": {**merged, **given}}, Config, ({"report": given}, {"report": merged})):
         merged.pop(key.removeprefix("report."), None)
-    chosen = _parsed({**merged, **given}, source)
+    chosen = _parsed({**merged, **given}, source, is_given="figures" in given)
     mains = dict.fromkeys(str(run.summary["main_metric"]) for run in runs if "main_metric" in run.summary)
     if chosen.metric is None and not chosen.metrics and len(mains) == 1 and DEFAULT not in mains:
         return chosen.model_copy(update={"metric": next(iter(mains))})
@@ -245,10 +301,14 @@ def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool 
     return {key: value for key, value in group.items() if value is not None}
 
 
-def _parsed(raw: object, source: str) -> ReportGroup:
-    """The `report` group, the names of its figures checked too; a recipe among `published` stands for its tables."""
+def _parsed(raw: object, source: str, *, is_given: bool = False) -> ReportGroup:
+    """The `report` group, the names of its figures checked too; a recipe among `published` stands for its tables.
+
+    Args:
+      is_given: whether whoever reports gave these figures: code that files of runs name is not imported.
+    """
     group = parse_report(raw, source)
     names = [table for name in group.published for table in (tables_of(name) if is_recipe_name(name) else [name])]
     group = group.model_copy(update={"published": list(dict.fromkeys(names))})
-    refuse(figure_faults(group.figures or ()), source)
+    refuse(figure_faults(group.figures or (), imports=is_given), source)
     return group

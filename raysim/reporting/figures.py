@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from operator import itemgetter
+from typing import Literal
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from raysim.base.texts import literal, number
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.panels import (
     COLOURS,
@@ -21,6 +24,8 @@ from raysim.reporting.panels import (
     band,
     grid,
     legend,
+    pages,
+    rounds_below,
     scale_decreasing,
     styles_of,
     wrap,
@@ -51,7 +56,12 @@ LETTERS, MOST_GROUPS = 13, 60
 
 
 def bars(report: ReportContents) -> Iterator[Figure]:
-    """Mean and deviation of every row: in each column of one table, or of several tables at the smallest alpha."""
+    """Means; error bars are the standard deviation, a diamond is the published mean.
+
+    In each column of one table, or of several tables at the smallest alpha.
+
+    Missing: no table holds a number, or there are more than 60 columns.
+    """
     tables, groups = report.tables, {}
     if len(tables) == 1:
         (table,) = tables
@@ -75,7 +85,7 @@ def bars(report: ReportContents) -> Iterator[Figure]:
         title = f"{name} = {text(next(iter(smallest)))}" if is_one and name else ""
     if len(groups) > MOST_GROUPS:
         return
-    yield _bars(groups, report.styles, all_rows(tables), title=title, axis=report.measure.axis)
+    yield bar_figure(groups, report.styles, all_rows(tables), title=title, axis=report.measure.axis)
 
 
 def _by_column(table: Table) -> dict[str, dict[str, Cell]]:
@@ -83,33 +93,7 @@ def _by_column(table: Table) -> dict[str, dict[str, Cell]]:
     return {heading(table.names, column, table.metric.quantity): table.column_cells(column) for column in table.columns}
 
 
-def strategies(report: ReportContents) -> Iterator[Figure]:
-    """Bars of the label `granularity` for each data set and model, at the smallest alpha."""
-    cells = [cell for cell in report.cells if "granularity" in cell.labels]
-    if not cells:
-        return
-    alphas = [value for cell in cells if (value := number(cell.labels.get("alpha"))) is not None]
-    cells = [cell for cell in cells if not alphas or number(cell.labels.get("alpha")) == min(alphas)]
-    groups = _by_granularity(cells, ("granularity", "alpha", "method"))
-    if sum(map(len, groups.values())) < len(cells):  # several methods have granularities
-        groups = _by_granularity(cells, ("granularity", "alpha"))
-    coarse_first = ("model", "layer", "block")
-    rows = list(dict.fromkeys(row for group in groups.values() for row in group))
-    rows.sort(key=lambda row: [not canonical(row).startswith(name) for name in coarse_first])
-    title = f"alpha = {min(alphas):g}" if alphas else ""
-    yield _bars(groups, styles_of(rows), rows, title=title, axis=report.measure.axis)
-
-
-def _by_granularity(cells: Sequence[Cell], without: Sequence[str]) -> dict[str, dict[str, Cell]]:
-    """Name of a group, by the other labels -> granularity -> cell."""
-    groups: dict[str, dict[str, Cell]] = {}
-    for cell in cells:
-        rest = {key: value for key, value in cell.labels.items() if key not in without}
-        groups.setdefault(describe(rest), {})[text(cell.labels["granularity"])] = cell
-    return groups
-
-
-def _bars(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, axis: str) -> Figure:
+def bar_figure(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, axis: str) -> Figure:
     """Groups of bars side by side, the axis cut where zero would hide their differences."""
     rows = [row for row in order if any(row in group for group in groups.values())]
     width = min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows))))
@@ -150,7 +134,12 @@ def grouped_bars(axes: Axes, groups: Groups, rows: Sequence[str], styles: Styles
 
 
 def ranks(report: ReportContents) -> Iterator[Figure]:
-    """For each table a panel a column: a bar for every row, the best on top, and a line at the baseline's mean."""
+    """Means, the best on top; error bars are the standard deviation, the line is the baseline.
+
+    A panel for each column of a table.
+
+    Missing: no table holds a number.
+    """
     for table in report.tables:
         groups = {name: group for name, group in _by_column(table).items() if group}
         if not groups:
@@ -180,19 +169,17 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
 
 
 def lines(report: ReportContents) -> Iterator[Figure]:
-    """Accuracy as a number decreases (alpha), one panel a table, the deviation shaded."""
+    """The metric as heterogeneity grows from left to right; shaded: standard deviation.
+
+    A panel for each table.
+
+    Missing: no column label has two numbers or more.
+    """
     if name := numeric_label(report.tables):
-        yield _along(report, name, xlabel=name)
+        yield along(report, name, xlabel=name)
 
 
-def imbalance(report: ReportContents) -> Iterator[Figure]:
-    """Accuracy as the class imbalance ratio rho of the validation set decreases; a row without rho is a level line."""
-    name = next((name for name in report.tables[0].names if name.split(".")[-1] in ("rho", "imbalance")), None)
-    if name is not None:
-        yield _along(report, name, xlabel=f"class imbalance ratio {name}", width=3.6, height=2.8, has_levels=True)
-
-
-def _along(
+def along(
     report: ReportContents, name: str, *, xlabel: str, width: float = 3.1, height: float = 2.5, has_levels: bool = False
 ) -> Figure:
     """A panel for each table, in it a line for each row and each combination of the column labels beside `name`.
@@ -250,9 +237,12 @@ def _line(
 
 
 def integration(report: ReportContents) -> Iterator[Figure]:
-    """Base methods dashed, the same with an addition ("FedProx" and "FedProx + FedVG") solid, in the same colour.
+    """Base methods dashed, with the addition solid; shaded: standard deviation (grey: base method).
 
-    One panel for each table and pair; the base method's deviation is grey.
+    A panel for each table and pair of rows.
+
+    Missing: no column label has two numbers, or no row is another one with an addition, such as FedProx + FedVG beside
+    FedProx.
     """
     tables, name = report.tables, numeric_label(report.tables)
     names = {row: canonical(row) for row in all_rows(tables)}
@@ -278,3 +268,92 @@ def integration(report: ReportContents) -> Iterator[Figure]:
         axes.set_ylabel(wrap(f"{table.title}{' (%)' * table.metric.is_share}", 20) if is_first else "")
     legend(figure, panels, across=len(pairs) if len(pairs) > 1 else 2)
     yield figure
+
+
+#: Label of a line -> [rounds, seeds], or what else it runs along.
+Lines = Mapping[str, pd.DataFrame]
+
+
+def curves(report: ReportContents) -> Iterator[Figure]:
+    """By round, on the test set; shaded: standard deviation over seeds.
+
+    The metric's column of progress.csv, for keys of summary.json the main metric on the test set: a figure for each table, a
+    panel for each column.
+
+    Missing: no run recorded the metric by round.
+    """
+    for table in report.tables:
+        columns = measured(table, scored_by_round)
+        for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
+            yield line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, title_size="large")
+
+
+def scored_by_round(cell: Cell) -> pd.DataFrame:
+    """[rounds, seeds]: the column of the cell's own metric."""
+    return rounds_of(cell, cell.metric.column, cell.metric.scale)
+
+
+def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
+    """[rounds, counted from 1, seeds]: a column of progress.csv in the rounds for which every seed recorded it.
+
+    With `join` outer, in those for which any did.
+    """
+    seeds = {}
+    for seed, folder in cell.folders.items():
+        rows = [row for row in RunFolder(folder).progress_rows() if row.get(name)]
+        seeds[seed] = pd.Series({int(row["round"]) + 1: scale * float(row[name]) for row in rows}, dtype=float)
+    return pd.concat(seeds, axis=1, join=join).sort_index() if seeds else pd.DataFrame()
+
+
+def measured(table: Table, measure: Callable[..., pd.DataFrame], *options: object) -> dict[Column, Lines]:
+    """Column -> row -> measure(cell, *options), without empty ones."""
+    lines: dict[Column, Lines] = {}
+    for column in table.columns:
+        frames = {row: measure(cell, *options) for row, cell in table.column_cells(column).items()}
+        lines[column] = {row: frame for row, frame in frames.items() if not frame.empty}
+    return {column: frames for column, frames in lines.items() if frames}
+
+
+def column_title(table: Table, column: Column) -> str:
+    return wrap(heading(table.names, column)) if table.names else ""
+
+
+def line_figure(
+    title: str,
+    panels: Sequence[tuple[str, Lines]],
+    styles: Styles,
+    *,
+    ylabel: str = "",
+    width: float = 3.1,
+    across: int = 4,
+    title_size: float | str = 9,
+) -> Figure:
+    """A panel for each (title, lines): the mean over seeds by round, and the band of their deviation."""
+    figure, all_axes = grid(len(panels), across=across, width=width)
+    for axes, (name, lines) in zip(all_axes, panels, strict=True):
+        for label, frame in lines.items():
+            # Not over the other seeds where one diverged: the line has a gap there.
+            mean, std = frame.mean(axis=1, skipna=False), frame.std(axis=1, skipna=False)
+            style = styles[label]
+            marker = style.marker if len(mean) == 1 else ""
+            axes.plot(
+                mean.index, mean, style.dash, marker=marker, color=style.colour, linewidth=style.width, label=label
+            )
+            band(axes, mean.index, mean, std, style.colour)
+        axes.set_title(name, fontsize=title_size)
+        axes.set_ylabel(ylabel)
+        rounds_below(axes)
+    figure.suptitle(literal(title), fontsize=10)
+    legend(figure, all_axes)
+    return figure
+
+
+def named_runs(tables: Sequence[Table]) -> Iterator[tuple[str, RunFolder]]:
+    """The first seed's run of every cell, with what tells the cells apart: the table only if there are several, and so on."""
+    for table in tables:
+        for row, column in product(table.rows, table.columns):
+            cell = table.cells.get((row, column))
+            if cell is not None and cell.folders:
+                parts = [table.title] * (len(tables) > 1) + [row] * (len(table.rows) > 1)
+                parts += [heading(table.names, column)] * bool(table.names)
+                yield ", ".join(parts) or row, RunFolder(next(iter(cell.folders.values())))

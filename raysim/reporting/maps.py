@@ -22,8 +22,12 @@ from raysim.reporting.tables import Column, Place, Table, paired, text
 CELL, NAMES = (0.52, 0.3), 1.7
 
 
-def maps(report: ReportContents) -> Iterator[Figure]:
-    """For each table two heat maps: gains over the cell of the baseline and `gain`, and what is left of them beyond the parts."""
+def pair_map(report: ReportContents) -> Iterator[Figure]:
+    """Left: mean gain of each pair over the one of the baseline, by seed; bold: its 95 % interval leaves out 0. Right: what
+    that gain is beyond the sum of the gains that row and column have alone. Grey: no run.
+
+    Missing: it needs report.baseline, report.gain as label=value, and that label as the only column label.
+    """
     for table in report.tables:
         base = base_of(table, report.baseline, report.group.gain)
         if base is not None and len(gains := gains_over(table, base)) > 1:
@@ -31,7 +35,11 @@ def maps(report: ReportContents) -> Iterator[Figure]:
 
 
 def gains(report: ReportContents) -> Iterator[Figure]:
-    """For each table a heat map: the gain of every row over the baseline in the same column, where it wins and where it loses."""
+    """Mean gain of each row over the baseline in the same column, by seed: blue is better, red worse. Bold: its 95 % interval
+    leaves out 0.
+
+    Missing: it needs report.baseline and two columns or more.
+    """
     for table in report.tables:
         over = gains_over(table, report.baseline) if report.baseline is not None else {}
         found = {place: gain for place, gain in over.items() if place[0] != report.baseline}
@@ -149,7 +157,12 @@ VALUES, SPAN = 5, 20
 
 
 def space(report: ReportContents) -> Iterator[Figure]:
-    """A panel for each ignored label of many numbers and, where there are two of them, one with both and the metric as colour."""
+    """Every run along the settings that were drawn from ranges; a cross is a run that did not finish.
+
+    A panel for each label, and one with both as a plane where there are two.
+
+    Missing: no label in report.ignore has five numbers or more.
+    """
     drawn = [name for name in report.group.ignore if _is_drawn(report.finished, name)]
     if not drawn:
         return

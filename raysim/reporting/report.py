@@ -14,7 +14,7 @@ from raysim.base.texts import visible
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import conclusions, document
-from raysim.reporting.drawing import FIGURES, captions, draw
+from raysim.reporting.drawing import captions, draw, is_figure
 from raysim.reporting.render import latex, write_csv
 from raysim.reporting.significance import Comparison, holm
 from raysim.reporting.tables import Table, heading
@@ -110,13 +110,13 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
     with explained("cannot write the report", folder, "give another folder with --out", OSError):
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         for picture in (folder / "figures").glob("*.png"):  # of an earlier report, perhaps on another metric
-            if picture.stem.rpartition("_")[0] in FIGURES or picture.stem in FIGURES:
+            if is_figure(picture.stem):
                 picture.unlink()
         for name, figure in figures.items():
             figure.savefig(folder / "figures" / f"{name}.png", dpi=130)
         write_csv(folder / "table.csv", report.tables)
         (folder / "table.tex").write_text(latex(report.tables, report.group.rows, report.metric))
-        (folder / "report.md").write_text(visible(document(report, captions(figures), notes), keep="\n"))
+        (folder / "report.md").write_text(visible(document(report, captions(report, figures), notes), keep="\n"))
     return folder / "report.md"
 
 

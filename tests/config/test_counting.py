@@ -23,7 +23,7 @@ from raysim.models import find_architecture
 from raysim.plan.check import check, check_partition
 from raysim.plan.find import build_methods
 from raysim.plan.splitting import rows_line, uses_validation
-from raysim.reporting.drawing import NAMES
+from raysim.reporting.drawing import PAPERS
 from raysim.tuning.outcome import _as_run
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.trial import point_of
@@ -72,8 +72,8 @@ def test_a_refusal_names_the_cause_the_condition_and_the_remedy():
 
 @pytest.mark.parametrize("name", ["weights", "figure_8"])
 def test_the_bold_client_counts_with_the_figure_of_weights_by_either_name(name):
-    assert NAMES[name] == "weights"
-    assert [own for own in NAMES.values() if own == "weights"] == ["weights", "weights"]
+    assert PAPERS.get(name, name) == "weights"
+    assert [own for own in PAPERS.values() if own == "weights"] == ["weights"]
     assert parse_config({"report": {"client": 3, "figures": ["bars", name]}})[1] == []
     (fault,) = parse_config({"report": {"client": 3, "figures": ["bars", "curves"]}})[1]
     assert str(fault) == (

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from raysim.base.errors import ConfigError
+from raysim.base.errors import ConfigError, OwnCodeError
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import FIGURES, NAMES, captions
+from raysim.reporting.drawing import FIGURES, PAPERS, figure_function
 from raysim.reporting.panels import styles_of, zoom
 from raysim.reporting.report import write
 from raysim.reporting.tables import all_rows
@@ -180,9 +180,62 @@ def test_lines_need_numbers(tmp_path):
 
 
 def test_every_name_of_a_figure_is_of_one_kind():
-    names = [name for own, kind in FIGURES.items() for name in (own, *kind.papers)]
-    assert len(set(names)) == len(names) == len(NAMES)
-    assert captions(["norms_2", "bars"]) == {"norms_2": FIGURES["norms"].caption, "bars": FIGURES["bars"].caption}
+    assert not {*FIGURES} & {*PAPERS}
+    assert {*PAPERS.values()} <= {*FIGURES}
+    for name in (*FIGURES, *PAPERS):
+        assert "Missing: " in figure_function(name).__doc__
+
+
+OWN_FIGURES = '''
+from matplotlib.figure import Figure
+
+def heat_2(report):
+    """Rows of the first table.
+
+    Missing: never.
+    """
+    figure = Figure()
+    figure.suptitle(", ".join(report.tables[0].rows))
+    return figure
+
+def two(report):
+    yield from (Figure(), Figure())
+
+def none(report):
+    return []
+
+def fails(report):
+    raise ValueError("no such row")
+'''
+
+
+@pytest.fixture
+def own_figures(tmp_path, monkeypatch):
+    (tmp_path / "my_figures.py").write_text(OWN_FIGURES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_functions_of_ones_own_are_figures(runs, tmp_path, own_figures):
+    names = ["bars", "my_figures:heat_2", "my_figures:two", "my_figures:none"]
+    _, made, missing = drawn([runs], {"figures": names})
+    assert list(made) == ["bars", "my_figures.heat_2", "my_figures.two_1", "my_figures.two_2"]
+    assert made["my_figures.heat_2"].get_suptitle() == "FedAvg, FedProx, FedVG"
+    assert missing == {"my_figures:none": "the runs do not hold what it shows"}
+    text = write(make_report([runs], {"figures": names}), tmp_path / "out").read_text()
+    assert "(figures/my_figures.heat_2.png)\n\nRows of the first table." in text
+    write(make_report([runs], {"figures": ["bars"]}), tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / "figures").glob("*.png")] == ["bars.png"]
+    with pytest.raises(OwnCodeError, match=r"ValueError: no such row.*my_figures\.py, line \d+, in fails"):
+        drawn([runs], {"figures": ["my_figures:fails"]})
+    with pytest.raises(ConfigError, match=r"report\.figures\[0\]: cannot import figure 'my_figures:hat'"):
+        drawn([runs], {"figures": ["my_figures:hat"]})
+
+
+def test_functions_that_the_files_of_runs_name_are_not_called(tmp_path):
+    root = sweep(tmp_path / "theirs", {("a", 0.1): [0.5]}, {"figures": ["bars", "os:abort"]})
+    report, made, _ = drawn([root], {})
+    assert list(made) == ["bars"]
+    assert report.notes == ["Figure `os:abort` is code that these runs name: give it to the report to have it drawn."]
 
 
 def test_unknown_figures_are_faults_with_the_nearest_name(runs):

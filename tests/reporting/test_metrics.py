@@ -11,7 +11,7 @@ import pytest
 
 from raysim.base.direction import direction_of
 from raysim.base.errors import ConfigError, DataError
-from raysim.reporting import traces
+from raysim.reporting import figures
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions
 from raysim.reporting.drawing import draw
@@ -342,6 +342,6 @@ def test_curves_of_several_numbers_show_each_its_own_column(tmp_path):
     for seed in (0, 1):
         fabricate(tmp_path / str(seed), 0.5, labels={"method": "A"}, rounds=2, progress=progress, seed=seed)
     report = make_report([tmp_path], {"metrics": {"domain": named}, "columns": ["domain"]})
-    (figure,) = traces.curves(report)
+    (figure,) = figures.curves(report)
     drawn = {axes.get_title(): axes.lines[0].get_ydata().tolist() for axes in figure.axes if axes.lines}
     assert drawn == {"domain = all": [3.0, 2.0], "domain = red": [9.0, 8.0]}

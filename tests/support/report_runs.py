@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from raysim.config import Config
-from raysim.reporting.build import make_report
+from raysim.reporting.build import make_report, published_report
 from raysim.reporting.drawing import draw
 
 #: Configurations that bear out the labels of made-up runs.
@@ -97,7 +97,7 @@ def sweep(root, scores, group=None, **config):
 def drawn(paths, given):
     """(report, file name -> figure, kind -> why it is missing)."""
     missing = {}
-    report = make_report(paths, given)
+    report = make_report(paths, given) if paths else published_report(given)
     return report, draw(report, on_missing=missing.__setitem__), missing
 
 
