@@ -23,7 +23,6 @@ from raysim.base.errors import (
     RaysimError,
     RunExists,
     SettingIgnored,
-    SettingRenamed,
 )
 from raysim.base.uri import masked
 from raysim.cli.terminal import err
@@ -76,11 +75,11 @@ def _kept(error: BaseException) -> str:
 
 
 def shown_once() -> Callable[..., None]:
-    """A setting left out or renamed is a line for users, told once; other warnings are for programmers, with their place."""
+    """A setting left out is a line for users, told once; other warnings are for programmers, with their place."""
     lines: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *place: Any) -> None:
-        if category not in (SettingIgnored, SettingRenamed):
+        if category is not SettingIgnored:
             sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
         elif str(message) not in lines:
             lines.add(str(message))

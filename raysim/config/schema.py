@@ -11,7 +11,6 @@ from raysim.base.counting import Counts, counts_above, counts_empty, counts_give
 from raysim.base.direction import BETTER, Direction, direction_of
 from raysim.base.settings import Settings
 from raysim.config.keys import Group, group, key
-from raysim.config.method_lists import renamed_with_note
 from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
 from raysim.config.schema_resources import ResourcesGroup
 
@@ -262,9 +261,7 @@ class Config(Group):
     on_nonfinite: Literal["error", "skip"] = key(
         "error", "error: an update that is not finite ends the run; skip: the round goes on without that client"
     )
-    methods: list[Annotated[str | Settings, BeforeValidator(renamed_with_note)]] = key(
-        [], "methods, applied in this order"
-    )
+    methods: list[str | Settings] = key([], "methods, applied in this order")
     loggers: list[str | Settings] = key([], "functions of your own (module:function) that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")

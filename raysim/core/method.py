@@ -73,16 +73,6 @@ class Batch(NamedTuple):
     inputs: Tensor
     targets: Tensor
 
-    @property
-    def images(self) -> Tensor:
-        """Older name of `inputs`."""
-        return self.inputs
-
-    @property
-    def labels(self) -> Tensor:
-        """Older name of `targets`."""
-        return self.targets
-
 
 class Outputs(NamedTuple):
     """logits: (B, outputs), of tokens (B, length, vocabulary); features: (B, ..., width), the head's input, or None.

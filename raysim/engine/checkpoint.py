@@ -45,7 +45,7 @@ class Checkpoint:
     Attributes:
       next_round: to run.
       memories: client -> where its memory lies.
-      records: checksums of the records of all rounds before it; empty in checkpoints of older versions.
+      records: checksums of the records of all rounds before it.
     """
 
     next_round: int
@@ -142,7 +142,7 @@ class CheckpointStore:
             _verified(self.folder / name, digests[name])
         self._memories, self._digests = names, digests
         memories = {client: self.folder / name for client, name in names.items()}
-        return Checkpoint(fields["next_round"], snapshot, memories, fields.get("records", {}))
+        return Checkpoint(fields["next_round"], snapshot, memories, fields["records"])
 
     def read_memory(self, path: Path) -> Packed:
         """Packed memory of one client, of the checkpoint that was read last.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from raysim.engine.messages import (
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
 from raysim.training.aggregate import rounding_constants
-from raysim.training.nonfinite import Origin, Suspect
+from raysim.training.nonfinite import Origin
 
 #: A sum is made in parts, of whole leaves and at least so many entries: 32 MiB. Of a large model no process and no object
 #: store then holds sums of its size, which take twice the model's bytes and would come from all nodes at once.
@@ -110,15 +109,12 @@ class Cohort:
                 "look at the report of that method",
             )
         origin = Origin() if reports.origin is None else Origin(*reports.origin[row].tolist())
-        if origin.part == Suspect.UNKNOWN:
+        if origin.part < 0:
             mend = "lower local.lr; if that does not help, look for a model, loss, augmentation or image that gives NaN"
             return f"the mean loss of {client} was {reports.train_loss[row]:g}", mend
-        with_loss, with_gradient = (
-            ", ".join(method.name for method in methods if hook(method))
-            for hook in (attrgetter("loss"), attrgetter("grads"))
-        )
-        what, mend = origin.told(with_loss, with_gradient)
-        return f"the first of {client} that was not finite: {what}", mend
+        names = [method.name for method in methods if method.loss or method.grads]
+        what, mend = origin.sentence(self._layout, ", ".join(names))
+        return f"the first number of {client} that was not finite was in {what}", mend
 
     def memories(self) -> Iterator[tuple[int, Handle]]:
         """(client, handle of its new memory) of every kept client that has one."""

@@ -59,7 +59,7 @@ def damaged_records(folder: RunFolder, before: int, links: Mapping[str, str]) ->
     """What is missing, damaged or changed, in words, of the records of all rounds below `before`; empty if nothing is.
 
     Args:
-      links: of their chain when a checkpoint was written; empty in checkpoints of older versions, which had none.
+      links: of their chain when a checkpoint was written.
     """
     if missing := _missing(folder, before):
         return missing

@@ -26,7 +26,6 @@ from raysim.base.own_code import note_of_values
 from raysim.base.reading import read_json, regular_file
 from raysim.base.settings import Settings
 from raysim.base.texts import visible
-from raysim.config.method_lists import renamed
 from raysim.folders.files import LoggedArrays, refuse_changed, replaced_file, seal_of, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
@@ -67,8 +66,6 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator
             continue
         if isinstance(old, dict) and isinstance(new, dict):
             free = FREE_PARTS.get(key, ())
-            if key == "local" and new.get("steps") is not None:
-                free = (*free, "epochs")  # they do not count then; older runs wrote the default
             names = [name for name in {**old, **new} if name not in free]
             pairs = ((f"{key}.{name}", old.get(name), new.get(name)) for name in names)
             yield from (pair for pair in pairs if pair[1] != pair[2])
@@ -217,11 +214,8 @@ class RunFolder:
     # --- whole files --------------------------------------------------------------------------------------------------
 
     def read_config(self, loader: Any = yaml.SafeLoader) -> Settings:
-        """The configuration with which the run began, in today's spelling. Raises OSError, ValueError, yaml.YAMLError."""
-        config = dict(written_yaml(regular_file(self.config).read_text(), loader))
-        if isinstance(methods := config.get("methods"), list):
-            config["methods"] = list(map(renamed, methods))
-        return config
+        """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError."""
+        return dict(written_yaml(regular_file(self.config).read_text(), loader))
 
     def write_config(self, config: Mapping[str, object]) -> None:
         """The whole configuration; of values that only Python can give it has the names, and says so at the top."""

@@ -15,7 +15,6 @@ from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Settings, name_and_options
 from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
-from raysim.config.method_lists import refuse_gone, renamed
 from raysim.core.hooks import check_calls
 from raysim.core.method import Method
 from raysim.data.arrow import PreparedSet, SetInfo
@@ -48,8 +47,7 @@ def build_methods(specs: Sequence[object]) -> tuple[list[Method], list[Fault]]:
 
 def _build_method(spec: object, key: str) -> Method | list[Fault]:
     try:
-        name, options = name_and_options(renamed(spec))
-        refuse_gone(name, options)
+        name, options = name_and_options(spec)
         make = find_method(name)
     except (LookupError, ValueError) as error:
         return [Fault(key, str(error))]

@@ -339,8 +339,6 @@ def compared(flat: Settings) -> Settings:
     kept["methods"] = [{name: options or {}} for name, options in named if name not in ONLOOKERS]
     if kept.get("model.pretrained") is not None:  # a file of the same weights has another name on every machine
         kept["model.pretrained"] = "given"
-    if kept.get("local.steps") is not None:
-        kept["local.epochs"] = None  # it does not count then; older runs wrote the default
     if kept["cohort.size"] is None:  # a number of clients, however it was given
         kept["cohort.size"] = max(1, int((kept["cohort.fraction"] or 1.0) * kept["partition.num_clients"] + 1e-9))
     return {key: value for key, value in kept.items() if value is not None and key != "cohort.fraction"}

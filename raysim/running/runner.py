@@ -235,7 +235,6 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
     if state.is_sweep or not state.has_config:
         return state
     try:
-        # Keys that an older version did not write have their defaults, which are what it did.
         before = Config.model_validate(folder.read_config()).model_dump(mode="json")
         partition, rounds_before = folder.read_json(folder.partition), int(before["rounds"])
         is_same_partition = partition["checksum"] == plan.manifest.checksum
@@ -249,7 +248,7 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
         goes_on=len(rows) < rounds_before and not reason_to_stop(config.stop, rows, config.evaluation.every),
         changes=tuple(changes(before, now)),
         depends_on_length=plan.depends_on_length,
-        other_partition=None if is_same_partition else _other_partition(plan, partition, state.kind),
+        other_partition=None if is_same_partition else _other_partition(plan, state.kind),
         other_weights=_other_weights(plan, folder, state.kind),
     )
 
@@ -293,15 +292,12 @@ def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
     return Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
 
 
-def _other_partition(plan: Plan, before: Settings, run: str) -> Fault:
-    """For a run whose partition is another one than the plan's. before: its partition.json; run: what to call it."""
+def _other_partition(plan: Plan, run: str) -> Fault:
+    """For a run whose partition is another one than the plan's. run: what to call it."""
     key, what = "data", "the set"
     if plan.config.partition.scheme == "file":
         key, what = "partition.file", "the partition in it"
-    text = f"{what} changed since {run} began"
-    if plan.manifest.test_sizes is not None and "test_sizes" not in before:  # older versions left it out
-        text = f"{run} does not name the clients of its test rows; an older version began it"
-    return Fault(key, f"{text}; choose another name")
+    return Fault(key, f"{what} changed since {run} began; choose another name")
 
 
 def _after_round(

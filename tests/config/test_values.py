@@ -17,7 +17,6 @@ from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.faults import options_model, validated
 from raysim.config.schema import Config
 from raysim.config.yaml_text import load_yaml
-from raysim.folders.run_folder import changes
 from raysim.plan.check import check
 from raysim.tuning.plan import plan_sweep
 from tests.support.federations import raw_config
@@ -273,13 +272,6 @@ def test_epochs_and_steps_both_written_are_a_clash_even_at_the_default():
     assert (
         str(fault) == "local: steps and epochs are both set; keep one, and set the other to null if a file below has it"
     )
-
-
-def test_a_run_of_an_older_version_with_steps_goes_on():
-    now = parse_config({"local": {"steps": 3}})[0].model_dump(mode="json")
-    older = {**now, "local": {**now["local"], "epochs": 1.0}}
-    assert list(changes(older, now)) == []
-    assert list(changes({**older, "local": {**older["local"], "steps": None}}, now)) == [("local.steps", None, 3)]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])

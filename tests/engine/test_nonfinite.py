@@ -67,19 +67,23 @@ def augmented(factor):
         (
             [],
             augmented(3e38),
-            "the cross-entropy of finite outputs.*: look at the augmentation or the normalisation: inputs",
+            "its loss, at local step 1: look at the model, at the size of its inputs",
         ),
         (
             [],
             {"model": {**OWN, "act": "log"}},
-            r"outputs of the model: its .* was 0\.\d+, .* at local step 1: look at the model",
+            "its loss, at local step 1: look at the model",
         ),
-        ([], {"model": {**OWN, "act": "root"}}, "the gradient of a finite loss: .* look for a derivative"),
-        (["fedprox", f"{HERE}:loss_of_nan"], {}, "the loss with what .*loss_of_nan adds to it.*: look at the loss of"),
+        ([], {"model": {**OWN, "act": "root"}}, r"its gradient of fc\.weight, at local step 1: look for a derivative"),
+        (
+            ["fedprox", f"{HERE}:loss_of_nan"],
+            {},
+            "its loss, at local step 1: look at the model, .* and at the loss of fedprox, .*loss_of_nan",
+        ),
         (
             [{"tests.support.toys:poison": {"client": 0}}],
             {},
-            "gradient as poison changed it.*: look at the gradient of poison",
+            r"its gradient of \S+, at local step 1: .* and at the gradient of poison",
         ),
         ([f"{HERE}:sends_nan"], {}, "what the server sent to it.*: look at the methods that change what is sent"),
         ([f"{HERE}:reports_nan"], {}, "is finite, but its report reports_nan/v is not: look at the report"),

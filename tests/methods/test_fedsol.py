@@ -119,14 +119,14 @@ def test_the_gradient_is_taken_elsewhere_without_moving_the_parameters(reference
     assert torch.equal(model.state[:size], here[:size])
     # By hand: u at y, then the gradient at y + ε.
     other.module.train()
-    reference = other.apply(start, own.images, train=reference_mode == "train").logits
+    reference = other.apply(start, own.inputs, train=reference_mode == "train").logits
     uphill = other.gradient(distillation(reference, 3.0), here[:size], own)
     want = other.gradient(cross_entropy, here[:size] + 0.5 * uphill / uphill.norm(), own)
     assert torch.allclose(found, want, atol=1e-6)
     # Statistics moved once, by the pass at y.
     other.load(here)
     other.module.train()
-    other.forward(own.images)
+    other.forward(own.inputs)
     assert torch.allclose(model.buffers, other.buffers)
     assert [int(v) for v in model.counters.values()] == [int(v) for v in other.counters.values()] == [1]
 

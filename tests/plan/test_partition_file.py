@@ -205,17 +205,6 @@ def test_files_that_differ_in_the_owners_of_test_rows_are_two_partitions(setting
     assert json.loads(first.to_json())["test_sizes"] == first.test_sizes.tolist()
 
 
-def test_a_run_that_does_not_say_whose_its_test_rows_are_does_not_go_on(settings):
-    settings = {**settings, "rounds": 1, "methods": [], "data": {**settings["data"], "split_within_clients": True}}
-    folder = raysim.run(settings, name="old", quiet=True).folder
-    written = json.loads((folder / "partition.json").read_text())
-    del written["test_sizes"]  # as older versions wrote it, with another checksum
-    (folder / "partition.json").write_text(json.dumps({**written, "checksum": "0" * 64}))
-    words = r"data: the finished run in .* does not name the clients of its test rows; an older version began it"
-    with pytest.raises(ConfigError, match=words):
-        raysim.run(settings, name="old", rounds=2, quiet=True)
-
-
 def test_a_file_without_a_training_row_or_with_a_client_below_the_minimum_is_refused(settings, whole, tmp_path):
     partition = {"scheme": "file", "num_clients": 6}
     unused = [{**row, "split": "test" if row["split"] == "train" else row["split"]} for row in whole]

@@ -160,11 +160,11 @@ def test_augmented_batches_do_not_depend_on_grouping_and_are_the_same_again(tran
         results.append(batches_of(transform))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            assert (a.labels == b.targets).all()
+            assert (a.targets == b.targets).all()
             torch.testing.assert_close(a.inputs, b.inputs, rtol=0, atol=1e-6)
     again = batches_of(transform)
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(results[2], again, strict=True))
-    assert not torch.equal(batches_of(transform, seed=6)[0].images, again[0].images)
+    assert not torch.equal(batches_of(transform, seed=6)[0].inputs, again[0].inputs)
 
 
 def test_augmentation_is_drawn_from_the_clients_own_seed():
@@ -189,7 +189,7 @@ def test_augmentation_leaves_the_batch_order_alone_and_acts_on_each_image():
     moved = batches_of(InputTransform(augmentation=AUGMENTATIONS["flip"]))
     outcomes = set()
     for a, b in zip(plain, moved, strict=True):
-        assert torch.equal(a.labels, b.targets)
+        assert torch.equal(a.targets, b.targets)
         for x, y in zip(a.inputs, b.inputs, strict=True):
             is_same, is_flipped = torch.equal(x, y), torch.equal(x.flip(2), y)
             assert is_same or is_flipped
