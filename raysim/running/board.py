@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +14,14 @@ FIRST = "accuracy and loss"
 MAIN = ("server/accuracy", "server/loss", "server/validation_accuracy", "server/validation_loss", "train/loss")
 
 
-@dataclass
-class Held:
-    """The points of a curve that is constant so far: (round, time) of each."""
-
-    value: float
-    points: list[tuple[int, float]] = field(default_factory=list)
-
-
 class Board:
     """The TensorBoard events of a run, in its directory.
 
-    A curve that never moves is not shown, but for those of `MAIN`: the number of nodes of a run on one machine says
-    nothing. The points of a curve that moves late are written then, all of them.
-
     Args:
-      first_round: above 0 for a run that goes on; what an earlier process wrote of it and of later rounds does not count.
-      rows: of progress.csv, of the rounds before.
+      first_round: above 0 for a resumed run; points that an earlier process wrote of it and of later rounds are dropped.
     """
 
-    def __init__(self, folder: Path, first_round: int, rows: Sequence[Mapping[str, str]] = ()):
+    def __init__(self, folder: Path, first_round: int):
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard reads files in the order of their names: the second, the machine, the process. An earlier process's file
@@ -42,40 +29,18 @@ class Board:
         while first_round and list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
             time.sleep(0.02)
         self._writer = SummaryWriter(str(folder), purge_step=first_round or None)
-        self._moving: set[str] = set()
-        self._held: dict[str, Held] = {}
-        for row in rows:
-            self._moved(int(row["round"]), {tag: float(text) for tag, text in row.items() if text and tag != "round"})
 
     def points(self, number: int, metrics: Mapping[str, float]) -> None:
         """A point of each curve."""
-        for tag, held in self._moved(number, metrics).items():
-            for earlier, at_s in held.points:
-                self._write(earlier, {tag: held.value}, at_s)
-        self._write(number, {tag: value for tag, value in metrics.items() if tag in self._moving or tag in MAIN})
-        self._write(number, {f"{FIRST}/{tag}": value for tag, value in metrics.items() if tag in MAIN})
+        self._write(number, {**metrics, **{f"{FIRST}/{tag}": value for tag, value in metrics.items() if tag in MAIN}})
 
-    def _moved(self, number: int, metrics: Mapping[str, float]) -> dict[str, Held]:
-        """Keep the points of constant curves; returns those that move from this round on."""
-        moved = {}
-        for tag, value in metrics.items():
-            if tag in self._moving or tag in MAIN:
-                continue
-            held = self._held.setdefault(tag, Held(value))
-            if value == held.value or (value != value and held.value != held.value):  # NaN is no change of NaN
-                held.points.append((number, time.time()))
-            else:
-                moved[tag] = self._held.pop(tag)
-                self._moving.add(tag)
-        return moved
-
-    def _write(self, number: int, values: Mapping[str, float], at_s: float | None = None) -> None:
+    def _write(self, number: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         # One event for all: `add_scalar` writes one for each, and waits whenever ten of them are on their way to the file.
         if values:
             points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            self._add(Summary(value=points), number, at_s)
+            self._add(Summary(value=points), number)
 
     def histogram(self, tag: str, number: int, values: np.ndarray) -> None:
         self._writer.add_histogram(tag, values, number)
@@ -119,5 +84,5 @@ class Board:
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, summary: object, number: int | None = None, at_s: float | None = None) -> None:
-        self._writer._get_file_writer().add_summary(summary, number, at_s)
+    def _add(self, summary: object, number: int | None = None) -> None:
+        self._writer._get_file_writer().add_summary(summary, number)

@@ -71,7 +71,7 @@ class Recorder:
         self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
         self._arrays: list[Path] = []  # likewise
         self._confusion: np.ndarray | None = None  # likewise
-        self._board = Board(folder.path, first_round, self.rows)
+        self._board = Board(folder.path, first_round)
         self._album = Album(self._show)
         if first_round == 0:
             self._board.hyperparameters_at_start(self.hyperparameters, main)

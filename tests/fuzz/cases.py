@@ -26,7 +26,7 @@ from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
 from raysim.plan.check import check
 from raysim.running.runner import execute
-from tests.fuzz import configurations, hostile, silent
+from tests.fuzz import combinations, configurations, hostile, silent, tables
 from tests.fuzz.verdicts import verdict_of
 
 #: Rounds of a run that is damaged or killed, the method lists of those, and where the others stop.
@@ -219,11 +219,14 @@ def drawn(ground: Ground, seed: int, kind: str) -> str:
             return verdict_of(hostile.hostile_call(rng, raw, ground.root))
         if kind == "name":
             return verdict_of(lambda: hostile.prepared_name(rng, here), right=bool)
-        return verdict_of(
-            lambda: silent.CASES[rng.choice(sorted(silent.CASES))](rng, raw, here, ground.root), right=bool
-        )
+        case = CHECKED.get(kind) or silent.CASES[rng.choice(sorted(silent.CASES))]
+        return verdict_of(lambda: case(rng, raw, here, ground.root), right=bool)
     finally:
         shutil.rmtree(here, ignore_errors=True)
+
+
+#: Kind -> a case that says itself whether its result is right.
+CHECKED: dict[str, silent.Case] = {"table": tables.messy_table, "guarded": combinations.attacked_and_guarded}
 
 
 def killed(ground: Ground, seed: int, backend: str) -> str:
@@ -283,6 +286,8 @@ CASES: dict[str, tuple[Callable[[Ground, int], str], int]] = {
     "calls of Python": (partial(drawn, kind="call"), 300),
     "names of sets": (partial(drawn, kind="name"), 30),
     "what would be silently wrong": (partial(drawn, kind="silent"), 70),
+    "messy tables": (partial(drawn, kind="table"), 600),
+    "attacks, rules and privacy": (partial(drawn, kind="guarded"), 300),
     "kills, serial": (partial(killed, backend="serial"), 15),
     "kills, Ray": (partial(killed, backend="ray"), 20),
 }
