@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.settings import Raw, Settings
 from raysim.cli.terminal import LiveLine, command_began, out, print_table
 from raysim.config import Config, methods_label
+from raysim.engine.device import num_accelerators
 from raysim.folders.storage import Copy
 from raysim.launch import checked_run, checked_sweep
 from raysim.plan.build import Plan
@@ -113,7 +113,7 @@ def _plan(trial: SweepTrial) -> Plan:
 
 def _machine() -> dict[str, float]:
     """What this machine has, by Ray's names."""
-    return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(num_accelerators())}
 
 
 def _trainers(config: Config) -> int:

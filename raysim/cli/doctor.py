@@ -76,12 +76,12 @@ def installation() -> Iterator[Finding]:
         fault = f" ({error}): use the versions of constraints.txt"
     yield not fault, f"torch and torchvision {'do not ' if fault else ''}fit each other{fault}"
     import psutil
-    import torch
+
+    from raysim.folders.environment import gpu_names  # loads PyTorch
 
     free, total = psutil.virtual_memory().available / 2**30, psutil.virtual_memory().total / 2**30
     yield True, f"{os.cpu_count()} CPUs, {free:.0f} of {total:.0f} GiB of memory free"
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    yield True, f"GPUs: {', '.join(names) if names else 'none, trainers use CPUs'}"
+    yield True, f"GPUs: {', '.join(gpu_names()) or 'none, trainers use CPUs'}"
 
 
 def disks(storage: Path) -> Iterator[Finding]:

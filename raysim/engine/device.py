@@ -8,12 +8,41 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from raysim.core.method import Batch
 from raysim.data.federation import Federation
 from raysim.engine.messages import Slice, readonly_tensor
 from raysim.training.inputs import Examples, Transform, passes
 from raysim.training.shift import Shift
+
+#: What the exact sum needs and Apple's GPUs lack.
+WITHOUT_FLOAT64 = ("mps",)
+
+
+def accelerator() -> str:
+    """Type of the device that PyTorch can train on here: "cuda" (also AMD's cards), "xpu" ...; "cpu" where there is none.
+
+    Apple's GPUs ("mps") have no float64, which updates are summed in: there trainers use the CPU.
+    """
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if device is None or device.type in WITHOUT_FLOAT64 else device.type
+
+
+def num_accelerators() -> int:
+    """Devices of that type."""
+    return 0 if accelerator() == "cpu" else torch.accelerator.device_count()
+
+
+def limit_memory(device: str, share: float) -> None:
+    """Keep this process to a share of its device's memory, so that it cannot take its neighbours'.
+
+    No-op on a CPU, and on accelerators for which PyTorch has no such limit.
+    """
+    if device != "cpu":
+        limit = getattr(torch.get_device_module(device), "set_per_process_memory_fraction", lambda _: None)
+        limit(min(1.0, share))
+
 
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -23,7 +52,7 @@ def settle_arithmetic(num_threads: int, device: str) -> None:
     """Make what rounds differently from run to run a matter of the settings."""
     # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
     torch.set_num_threads(num_threads)
-    if device != "cpu":
+    if device == "cuda":
         # cuDNN would else take whatever algorithm was fastest just then, and bits would change from run to run.
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
@@ -102,7 +131,12 @@ class DeviceData:
         return self._ready[batch_size]
 
     def _examples(self, inputs: np.ndarray, targets: np.ndarray) -> Examples:
-        return Examples(readonly_tensor(inputs).to(self._device), readonly_tensor(targets).to(self._device))
+        return Examples(self._moved(inputs), self._moved(targets))
+
+    def _moved(self, array: np.ndarray) -> Tensor:
+        """The array on the device: pinned and copied once, while the host goes on."""
+        tensor = readonly_tensor(array)
+        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def scoring_batch(entries: int) -> int:

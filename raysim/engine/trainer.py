@@ -24,7 +24,7 @@ from raysim.core.stack import ClientStep
 from raysim.data.federation import Federation
 from raysim.engine.client_results import ENGINE, RoundVectors, named_errors, take_memory, take_reports, take_update
 from raysim.engine.client_views import Round, client_views
-from raysim.engine.device import DeviceData, keep_freed_memory, settle_arithmetic
+from raysim.engine.device import DeviceData, keep_freed_memory, limit_memory, settle_arithmetic
 from raysim.engine.messages import (
     Columns,
     ColumnsRequest,
@@ -317,9 +317,8 @@ class Trainer:
             yield
 
     def limit_memory(self, share: float) -> None:
-        """Keep this process to a share of its GPU's memory, so that it cannot take its neighbours'; no-op on a CPU."""
-        if self.device != "cpu":
-            torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+        """Keep this process to a share of its device's memory; no-op on a CPU."""
+        limit_memory(self.device, share)
 
 
 def _begun(

@@ -32,8 +32,10 @@ def environment(resources: Mapping[str, object]) -> Settings:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs that this process sees."""
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    """The accelerators that this process sees: GPUs of NVIDIA, AMD, Intel or Apple."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name_of = getattr(torch.get_device_module(device), "get_device_name", lambda _: str(device))
+    return [name_of(index) for index in range(torch.accelerator.device_count())]
 
 
 @cache

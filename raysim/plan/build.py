@@ -12,8 +12,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-import torch
-
 from raysim.base.errors import refuse
 from raysim.base.own import own_errors
 from raysim.base.own_code import OwnCode, packed, receive
@@ -25,6 +23,7 @@ from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
 from raysim.data.manifest import Manifest
+from raysim.engine.device import accelerator
 from raysim.engine.pool import Pool
 from raysim.engine.round_metrics import FederationSizes
 from raysim.engine.schedule import Phase
@@ -322,7 +321,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         num_groups=len(recipe.info.groups),
         task=task_of(config, recipe.info),
         seed=config.seed,
-        device="cuda" if recipe.wants_gpu and torch.cuda.is_available() else "cpu",
+        device=accelerator() if recipe.wants_gpu else "cpu",
         num_threads=recipe.num_threads,
         evaluation_batch=config.evaluation.batch_size,
         build=partial(build_model, spec),

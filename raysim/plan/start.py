@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import torch
-
 from raysim.base.progress import Lines, Tell, silent
 from raysim.config import data_cache
 from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
+from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.server import Server
@@ -47,7 +46,7 @@ def _serial_server(plan: Plan, folder: RunFolder, on_step: Tell) -> Server:
     taken = {
         "backend": "serial",
         "trainers": 1,
-        "gpus_per_trainer": float(recipe.wants_gpu and torch.cuda.is_available()),
+        "gpus_per_trainer": float(recipe.wants_gpu and accelerator() != "cpu"),
         "threads_per_trainer": recipe.num_threads,
     }
     folder.write_json(folder.environment, environment(taken))

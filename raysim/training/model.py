@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -195,7 +195,7 @@ class BoundModel:
     @contextmanager
     def _aside(self, *, train: bool, seed: int) -> Iterator[None]:
         """Stand at the current point in some mode, with random draws of its own (dropout); all is put back afterwards."""
-        with self.at(self.state, train=train), torch.random.fork_rng(devices=self._cuda_devices()):
+        with self.at(self.state, train=train), _streams_kept(self.device):
             seed_global_stream(seed, self.device)
             yield
 
@@ -255,9 +255,6 @@ class BoundModel:
             for layer in layers.values():
                 del layer.forward
 
-    def _cuda_devices(self) -> list[torch.device]:
-        return [self.device] if self.device.type == "cuda" else []
-
 
 def seed_global_stream(seed: int, device: torch.device) -> None:
     """Seed the streams that dropout draws from.
@@ -265,8 +262,15 @@ def seed_global_stream(seed: int, device: torch.device) -> None:
     Not `torch.manual_seed`: on a machine without a GPU it keeps a stack trace of every call, 10 % of a tiny client's time.
     """
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
+def _streams_kept(device: torch.device) -> AbstractContextManager[None]:
+    """The streams that dropout draws from, of the CPU and of the device, are put back at the end of the block."""
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
 def _drops(module: nn.Module) -> bool:

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from ray import tune
 
 from raysim.base.direction import SUMMARY, direction_of, main_of
 from raysim.base.own_code import OwnCode, receive
 from raysim.base.settings import Raw
 from raysim.config import Config, TuneGroup
+from raysim.engine.device import accelerator, limit_memory, num_accelerators
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder
@@ -78,8 +78,8 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
             ready = ready_for(Config.model_validate(raw), made)
             plan = check(raw, f"trial {name}", has_room=True, ready=ready)
             reporter.num_rounds = plan.num_rounds
-            if plan.config.is_serial() and (share := gpu_share(plan.config, torch.cuda.device_count())):
-                torch.cuda.set_per_process_memory_fraction(min(1.0, share))  # the rest is for other trials
+            if plan.config.is_serial() and (share := gpu_share(plan.config, num_accelerators())):
+                limit_memory(accelerator(), share)  # the rest is for other trials
 
             def start(path: Path, first_round: int, num_rounds: int) -> None:
                 # This sweep's scheduler has not seen what a resumed trial did before.

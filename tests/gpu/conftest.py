@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -38,7 +37,7 @@ def gpu_recipe(root):
     """recipe(plan) of trainers that take the GPU."""
     from tests.support.federations import recipe_of
 
-    return lambda plan: replace(recipe_of(plan, root), wants_gpu=True)
+    return lambda plan: recipe_of(plan, root, wants_gpu=True)
 
 
 @pytest.fixture

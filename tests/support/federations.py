@@ -97,8 +97,8 @@ def steps_plan(root: Path, methods=(), *, steps: int, **groups) -> Plan:
     return check(raw, "a test")
 
 
-def recipe_of(plan: Plan, root: Path) -> Recipe:
-    return plan.recipe(Made(str(build_shards(plan.manifest, root / "shards"))))
+def recipe_of(plan: Plan, root: Path, *, wants_gpu: bool = False) -> Recipe:
+    return plan.recipe(Made(str(build_shards(plan.manifest, root / "shards"))), wants_gpu=wants_gpu)
 
 
 def server_on(plan: Plan, root: Path, pool=None) -> Server:

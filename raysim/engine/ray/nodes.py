@@ -116,7 +116,8 @@ def question() -> Callable[[str], dict[str, Any]]:
         with contextlib.suppress(ImportError, OSError, RuntimeError):
             import torch
 
-            gpu_names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+            device_module = torch.get_device_module()  # of the accelerator; a node may have another raysim, or none
+            gpu_names = tuple(map(device_module.get_device_name, range(torch.accelerator.device_count())))
         me = ray.get_runtime_context().get_node_id()
         # TEMP/session_.../sockets/raylet; Ray 2.52 has no `get_temp_dir`.
         temp_dir = next(Path(node["RayletSocketName"]).parents[2] for node in ray.nodes() if node["NodeID"] == me)
