@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raysim.engine.pool import SerialPool
-from raysim.plan.build import make_server, make_trainer
 from tests.device.other import OtherDevice, register
-from tests.support.federations import recipe_of
+from tests.support.federations import recipe_of, server_on
 
 
 @pytest.fixture
-def rounds_on(root, monkeypatch):
-    """rounds_on(device, plan) -> (server after all rounds, records); device: "cpu" or "other"."""
+def on_device(monkeypatch):
+    """on_device(name): a block in which trainers take the device "cpu" or "other" as this machine's accelerator."""
     register()
 
+    @contextmanager
+    def block(name):
+        with monkeypatch.context() as patch, OtherDevice(), sdpa_kernel(SDPBackend.MATH):  # others round otherwise
+            for module in ("raysim.plan.build", "raysim.plan.start"):
+                patch.setattr(f"{module}.accelerator", lambda: name)
+            patch.setattr("tests.support.federations.recipe_of", partial(recipe_of, wants_gpu=True))
+            yield
+
+    return block
+
+
+@pytest.fixture
+def rounds_on(root, on_device):
+    """rounds_on(device, plan) -> (server after all rounds, records)."""
+
     def rounds(device, plan):
-        monkeypatch.setattr("raysim.plan.build.accelerator", lambda: device)
-        recipe = recipe_of(plan, root, wants_gpu=True)
-        with OtherDevice(), sdpa_kernel(SDPBackend.MATH):  # one kernel of attention: others round otherwise
-            server = make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
+        with on_device(device):
+            server = server_on(plan, root)
             records = [server.run_round(index) for index in range(plan.num_rounds)]
             assert server.pool._trainer.model.params.device.type == device
         return server, records

@@ -33,6 +33,7 @@ VALUE_DEPENDENT = (
     "repeat_interleave",
 )
 #: Operations that autocast runs in its lower precision on CPU, CUDA and XPU alike.
+LIBRARIES: list[torch.library.Library] = []  # registrations live as long as these
 LOWERED = ("conv2d", "linear", "matmul", "addmm", "mm", "bmm", "baddbmm")
 
 
@@ -201,10 +202,12 @@ class Module(backend_registration._DummyBackendModule):
 def register() -> None:
     """Make the device known to PyTorch, once in a process; it is the accelerator from then on."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module())
-    library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
+    everything = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel)
+    lowered = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     for name in LOWERED:
-        library.impl(name, functools.partial(_lowered, getattr(torch.ops.aten, name)))
-    register.library = library  # type: ignore[attr-defined]  # the registrations live as long as this object
+        lowered.impl(name, functools.partial(_lowered, getattr(torch.ops.aten, name)))
+    LIBRARIES.extend([everything, lowered])
 
 
 def _lowered(function: Any, *args: Any, **kwargs: Any) -> Any:

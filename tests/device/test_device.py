@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from tests.support.federations import lora_plan, plan_of
+import numpy as np
+import pytest
+import torch
+
+from raysim.base.errors import RaysimError
+from raysim.core.method import Method
+from raysim.engine.simulation import Stopped
+from raysim.plan.check import check
+from raysim.running.runner import execute
+from raysim.training import local
+from raysim.training.model import BoundModel
+from raysim.training.tasks import TASKS
+from tests.device.other import Module, OtherDevice
+from tests.support.federations import lora_plan, plan_of, server_with
 from tests.support.method_cases import ADAPTER_CASES, CNN_CASES
+from tests.support.task_sets import task_config, write_task_set
 
 
 def outcome(rounds_on, device, plan):
@@ -27,3 +41,177 @@ def test_a_method_has_the_cpus_bits(name, root, rounds_on):
 def test_a_method_on_adapters_has_the_cpus_bits(name, root, rounds_on):
     plan = lora_plan(root, ADAPTER_CASES[name], data={"test": 0.7}, rounds=2, cohort={"size": 5})
     assert outcome(rounds_on, "other", plan) == outcome(rounds_on, "cpu", plan)
+
+
+GROUPS = {
+    "augmentation": {"data": {"augment": "cifar"}},
+    "bfloat16": {"local": {"precision": "bfloat16"}},
+    "momentum, decay and clipping": {"local": {"momentum": 0.9, "weight_decay": 1e-3, "max_grad_norm": 0.5}},
+    "adamw": {"local": {"optimizer": "adamw", "lr": 0.005}},
+    "stacked clients": {
+        "model": {"name": "mlp", "hidden": 8},
+        "partition": {"alpha": 5.0, "num_clients": 40, "min_samples": 2},
+        "cohort": {"size": 40},
+        "local": {"batch_size": 4, "stack": "auto"},
+    },
+    "noise between clients": {"data": {"shift": {"noise": {"std": 0.1}}}},
+    "metrics": {"evaluation": {"metrics": ["auroc"]}},
+    "stragglers": {"cohort": {"size": 5, "dropout": 0.3, "stragglers": 0.5}},
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_local_work_and_evaluation_have_the_cpus_bits(name, root, rounds_on):
+    plan = plan_of(root, **{"rounds": 2, **GROUPS[name]})
+    assert outcome(rounds_on, "other", plan) == outcome(rounds_on, "cpu", plan)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_the_cpus_bits(task, tmp_path, rounds_on):
+    write_task_set(tmp_path, task)
+    plan = check(task_config(tmp_path, task, rounds=2), "a test")
+    assert outcome(rounds_on, "other", plan) == outcome(rounds_on, "cpu", plan)
+
+
+def test_a_resumed_run_has_the_bits_of_one_run_through(root, tmp_path, on_device):
+    """The whole run, with records and checkpoints; it stops after the second round of four."""
+
+    def executed(name, stop_after=0):
+        groups = {"rounds": 4, "name": name, "storage": str(tmp_path), "checkpoint": {"every_s": 0}}
+        plan = plan_of(root, ["scaffold", {"fedvg": {"granularity": "block"}}], **groups)
+
+        def on_round(record):
+            if record.round_index + 1 == stop_after:
+                raise Stopped
+
+        return execute(plan, on_round=on_round)["params_sha256"]
+
+    with on_device("cpu"):
+        expected = executed("cpu")
+    with on_device("other"):
+        assert executed("whole") == expected
+        with pytest.raises(Stopped):
+            executed("halves", stop_after=2)
+        assert executed("halves") == expected
+    environment = json.loads((tmp_path / "whole" / "env.json").read_text())
+    assert environment["resources"]["gpus_per_trainer"] == 1.0
+    assert environment["machine"]["gpus"] == ["a device of the tests"]
+
+
+@pytest.mark.parametrize("augment", ["none", "cifar"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "flfa", "univarfl", "moon"])
+def test_nothing_waits_for_the_device_between_the_first_and_the_last_step(name, augment, root, rounds_on, monkeypatch):
+    waits, local_step = [], local.local_step
+
+    def counted(*given):
+        step, counts = local_step(*given), []
+        waits.append(counts)
+
+        def call(batch):
+            counts.append(OtherDevice.waits)
+            step(batch)
+            counts.append(OtherDevice.waits)
+
+        return call
+
+    monkeypatch.setattr(local, "local_step", counted)
+    plan = plan_of(root, CNN_CASES[name], data={"augment": augment}, local={"epochs": 2}, rounds=2)
+    rounds_on("other", plan)
+    assert sum(map(len, waits)) > 2 * len(waits) > 0  # some clients take several steps
+    assert {counts[-1] - counts[0] for counts in waits} == {0}
+
+
+SLIPS = {
+    "a tensor of the CPU": lambda gradient: gradient + torch.zeros(len(gradient)),
+    "a generator of the CPU": lambda gradient: gradient.clone().normal_(generator=torch.Generator()),
+    "an array of numpy": lambda gradient: gradient * float(np.isfinite(gradient.detach().numpy()).all()),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_in_a_step_is_noticed(name, root, on_device):
+    method = Method("probe", grads=lambda inner, _: lambda params, batch: SLIPS[name](inner(params, batch)))
+    with on_device("cpu"):
+        server_with(root, method).run_round(0)
+    with on_device("other"), pytest.raises(RaysimError, match=r"one device|generator of the device|no numpy array"):
+        server_with(root, method).run_round(0)
+
+
+def test_a_buffer_that_is_left_behind_is_noticed(root, rounds_on, monkeypatch):
+    bind = BoundModel._bind
+
+    def left_behind(model):
+        bind(model)
+        for leaf in model.layout.buffers:
+            owner = model.module.get_submodule(leaf.layer)
+            name = leaf.name.rpartition(".")[2]
+            owner._buffers[name] = owner._buffers[name].cpu()
+
+    monkeypatch.setattr(BoundModel, "_bind", left_behind)
+    plan = plan_of(root, model={"norm": "batch"}, rounds=1)
+    with pytest.raises(RaysimError, match="expected all tensors on one device"):
+        rounds_on("other", plan)
+
+
+def test_a_stale_copy_is_noticed(root, rounds_on, monkeypatch):
+    """The start of a client is copied to the device once and kept: a result, but not the CPU's."""
+    load, first = BoundModel.load, {}
+
+    def stale(model, state, counters=None):
+        kept = first.setdefault(model.device.type, state.clone())
+        load(model, state if model.device.type == "cpu" else kept, counters)
+
+    monkeypatch.setattr(BoundModel, "load", stale)
+    plan = plan_of(root, rounds=2)
+    assert outcome(rounds_on, "other", plan) != outcome(rounds_on, "cpu", plan)
+
+
+def test_a_stream_of_the_device_that_is_not_seeded_is_noticed(root, rounds_on, monkeypatch):
+    plan = plan_of(root, model={"name": "vit", "dim": 16, "depth": 1, "heads": 2, "patch": 4, "dropout": 0.5}, rounds=1)
+    expected = outcome(rounds_on, "cpu", plan)
+    assert outcome(rounds_on, "other", plan) == expected
+    monkeypatch.setattr(Module, "manual_seed", lambda *_: None)
+    assert outcome(rounds_on, "other", plan) != expected
+
+
+def test_a_step_takes_hardly_more_operations_than_a_bare_loop(root, rounds_on, on_device, monkeypatch):
+    """Operations are launches of kernels on a card, which bound a small network's step."""
+    counts, local_step = [], local.local_step
+
+    def counted(*given):
+        step, each = local_step(*given), []
+        counts.append(each)
+
+        def call(batch):
+            each.append(OtherDevice.num_operations)
+            step(batch)
+
+        return call
+
+    monkeypatch.setattr(local, "local_step", counted)
+    plan = plan_of(root, local={"epochs": 3}, rounds=1)
+    server, _ = rounds_on("other", plan)
+    steps = [(each[-1] - each[0]) / (len(each) - 1) for each in counts if len(each) > 2]
+    trainer = server.pool._trainer
+    with on_device("other"):
+        examples = max((trainer.data.client(client) for client in range(12)), key=len)
+        bare = operations_of_a_bare_step(trainer.build(seed=0), examples)
+    assert sum(steps) / len(steps) <= 1.2 * bare
+
+
+def operations_of_a_bare_step(module, examples, *, batch_size=16, epochs=3):
+    """Operations a step of the loop that everybody writes: an epoch's order, a batch, forward, backward, SGD."""
+    module.to("other").train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=True)
+    steps, total, began = 0, torch.zeros((), device="other"), OtherDevice.num_operations
+    for _ in range(epochs):
+        order = torch.randperm(len(examples)).to("other")
+        for rows in order.split(batch_size):
+            inputs = examples.inputs[rows].permute(0, 3, 1, 2).float() / 255
+            loss = torch.nn.functional.cross_entropy(module(inputs), examples.targets[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+            steps += 1
+    return (OtherDevice.num_operations - began) / steps

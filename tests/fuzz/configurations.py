@@ -80,7 +80,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "local.precision": ("float32", "bfloat16"),
     "local.stack": ("auto", "off"),
     "data.split_within_clients": (False, True),
-    "data.augment": ("none", "flip_crop"),
+    "data.augment": ("none", "cifar", "flip"),
     "evaluation.every": (0, 1, 2),
     "on_nonfinite": ("error", "skip"),
 }
