@@ -14,7 +14,10 @@ from raysim.core.method import Batch, ClientView, GradFn, Message, Method, Serve
 
 
 def scaffold(
-    *, server_lr: float = 1.0, option: Literal["i", "ii"] = "ii", as_in: Literal["fl-bench"] | None = None
+    *,
+    server_lr: float = 1.0,
+    option: Literal["i", "ii"] = "ii",
+    as_in: Literal["fl-bench", "niid-bench"] | None = None,
 ) -> Method:
     """Corrects every local gradient by control - control_i, estimates of the global and of the client's gradient.
 
@@ -36,18 +39,23 @@ def scaffold(
     take epochs (set local.steps). Left out: it divides by a straggler's steps after taking all of them, gives BatchNorm
     statistics a control, and drops training batches of one example also without BatchNorm.
 
+    `as_in: niid-bench` averages participants by their numbers of examples, as that benchmark's code does (Li et al. 2022,
+    arXiv:2102.02079). It adds c - c_i outside of the momentum and divides by K lr, which is the same to first order: a step
+    of gradients is 1 / (1 - rho) as long under momentum, and so are its controls. Left out: its controls begin at the weights
+    of a random network, which cancel only if every client takes part in every round.
+
     Args:
       server_lr: step of the server, > 0; 1 in the paper's experiments and in FedVG's tables.
       option: "ii" is the one of the paper's experiments; "i" costs one more pass over the local data.
-      as_in: "fl-bench" takes the rule behind FedVG's tables; it needs option ii.
+      as_in: "fl-bench" takes the rule behind FedVG's tables, and needs option ii; "niid-bench" averages by examples.
     Raises:
       ValueError: server_lr <= 0, or as_in with option i.
     """
     if server_lr <= 0:
         raise ValueError(f"scaffold: server_lr must be > 0, got {server_lr}; 1.0 is common")
-    if as_in and option == "i":
+    if as_in == "fl-bench" and option == "i":
         raise ValueError("scaffold: as_in 'fl-bench' uses option ii; drop one of the two")
-    keeps_control = as_in is None
+    keeps_control = as_in != "fl-bench"
 
     def init(params: Tensor, layout: Layout) -> State:
         return {"control": torch.zeros_like(params)}
@@ -61,7 +69,7 @@ def scaffold(
         if option == "i":
             control_i_new = mean_gradient(client, client.start)
         else:
-            steps = client.num_steps if as_in else effective_steps(client.num_steps, momentum=client.momentum)
+            steps = effective_steps(client.num_steps, momentum=client.momentum) if keeps_control else client.num_steps
             update, control = client.params - client.start, client.message["control"]
             control_i_new = new_control(control_of(client), control, update, num_steps=steps, client_lr=client.lr)
         client.layout.zero_personal_(control_i_new)
@@ -86,7 +94,7 @@ def scaffold(
         report=report,
         server_update=server_update,
         needs=frozenset({"sgd", "client-memory"} if keeps_control else {"sgd"}),
-        base_weights="uniform",
+        base_weights="examples" if as_in == "niid-bench" else "uniform",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import torch
@@ -96,6 +97,8 @@ class DeviceData:
         examples = self._examples(*self.federation.client(client))
         if self._shift is None:
             return examples
+        if self._shift.is_anew:
+            return Examples(examples.inputs, examples.targets, partial(self._shift.of_batch, client=client))
         return Examples(self._shift.of_client(examples.inputs, client), examples.targets)
 
     def held_out(self, name: str) -> Examples:

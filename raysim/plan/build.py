@@ -244,7 +244,8 @@ def feature_shift(config: Config) -> Shift | None:
     name, options = name_and_options(config.data.shift)
     if name == "none":
         return None
-    return Shift(partial(find_shift(name), **options), config.num_clients + config.num_unseen, config.seed)
+    is_anew = name == "noise" and bool(options.get("anew"))
+    return Shift(partial(find_shift(name), **options), config.num_clients + config.num_unseen, config.seed, is_anew)
 
 
 def _square(side: int | None) -> tuple[int, int] | None:

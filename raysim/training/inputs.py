@@ -37,10 +37,12 @@ class Examples:
     """A set of examples on a device.
 
     inputs: images as (n, height, width, channels) uint8, or float32 of that scale; others as stored; targets: see `Batch`.
+    shift: shift(images, generator), applied anew to the images of every training batch; None: what is stored stays.
     """
 
     inputs: Tensor
     targets: Tensor
+    shift: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)

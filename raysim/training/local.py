@@ -108,7 +108,7 @@ def training_batches(
     shape = examples.inputs.shape[1:]
     entries = max(1, math.prod(shape), transform.entries(shape)) * settings.batch_size
     group = max(1, GATHER_ENTRIES // entries)
-    augments = transform.augmentation is not None or transform.function is not None
+    augments = any(each is not None for each in (transform.augmentation, transform.function, examples.shift))
     own = torch_generator(derive_seed(generator.initial_seed(), "augment")) if augments else None
     is_due_again = num_steps > len(bounds) <= group
     ready = transform(examples.inputs) if is_due_again and own is None else None
@@ -125,6 +125,8 @@ def training_batches(
             chosen = order[base : part[-1][1]]
             targets = examples.targets.index_select(0, chosen)
             stored = examples.inputs.index_select(0, chosen) if ready is None else transform.rows(ready, chosen)
+            if own is not None and examples.shift is not None:
+                stored = examples.shift(stored, own)
             if own is not None and isinstance(transform, InputTransform) and transform.function is not None:
                 # Batch by batch, so that what the function draws does not depend on how many are gathered at once.
                 for start, end in part:

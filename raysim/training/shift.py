@@ -14,15 +14,24 @@ from raysim.core.seeding import derive_seed, numpy_generator, torch_generator
 from raysim.training.inputs import alike
 
 
-def noise(images: Tensor, *, client: int, num_clients: int, generator: torch.Generator, std: float = 0.1) -> Tensor:
+def noise(
+    images: Tensor,
+    *,
+    client: int,
+    num_clients: int,
+    generator: torch.Generator,
+    std: float = 0.1,
+    anew: bool = False,
+) -> Tensor:
     """Gaussian noise that grows with the client's number: its deviation is std * client / (num_clients - 1).
 
     Li et al. 2022 (arXiv:2102.02079), section IV-B, as their code has it: client 0 has no noise, the last one all of it, and
-    nothing is cut off at 0 and 1. Their code draws it anew for each batch; here an example keeps its noise.
+    nothing is cut off at 0 and 1. Their code draws it anew for each batch; here an example keeps its noise unless `anew`.
 
     Args:
       images: (n, channels, height, width) in [0, 1].
       std: of the last client's noise, in units of these.
+      anew: draw the noise of training batches anew for each batch, as their code does; held-out rows keep theirs.
     """
     if not std >= 0:
         raise DataError(f"std is {std}", "data.shift.noise", "give 0 or more")
@@ -36,21 +45,26 @@ SHIFTS: dict[str, Callable[..., object]] = {"noise": noise}
 
 @dataclass(frozen=True)
 class Shift:
-    """A feature shift over the clients of a run; every example keeps what was drawn for it.
+    """A feature shift over the clients of a run.
 
     Attributes:
       function: function(images=, client=, num_clients=, generator=) takes and returns (n, channels, height, width) float32 in
         units of [0, 1].
       seed: of its draws.
+      is_anew: whether training batches are shifted one by one; else every example keeps what was drawn for it.
     """
 
     function: Callable[..., object]
     num_clients: int
     seed: int
+    is_anew: bool = False
 
     def of_client(self, images: Tensor, client: int, purpose: str = "train") -> Tensor:
         """(n, height, width, channels) uint8 of one client -> float32 in the same units, on the same device."""
-        generator = torch_generator(derive_seed(self.seed, f"shift {purpose}", client=client))
+        return self.of_batch(images, torch_generator(derive_seed(self.seed, f"shift {purpose}", client=client)), client)
+
+    def of_batch(self, images: Tensor, generator: torch.Generator, client: int) -> Tensor:
+        """The same with draws from a generator."""
         x = images.cpu().permute(0, 3, 1, 2).float() / 255
         result = self.function(images=x, client=client, num_clients=self.num_clients, generator=generator)
         shifted = alike(result, x, "a shift", self.function)

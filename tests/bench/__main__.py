@@ -9,6 +9,7 @@
     python -m tests.bench local shards nodes          what methods add to one step; the Ray Data pipeline
     python -m tests.bench layouts                     one step by memory layout, in float32 and bfloat16
     python -m tests.bench large many                  ViT-B/16 on emulated nodes; what the engine costs on 1 to 16 of them
+    python -m tests.bench stacks                      small dense networks with and without stacked clients
     python -m tests.bench searches                    Optuna and random search for a learning rate
 
 See `tests.bench.whole` for how runs are compared, and `tests.bench.workloads` for what they do.
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import large, layouts, local, many, nodes, scale, scoring, searches, shards, whole
+from tests.bench import large, layouts, local, many, nodes, scale, scoring, searches, shards, stacks, whole
 from tests.bench.workloads import WORKLOADS, prepared
 
 OTHERS = {
@@ -41,6 +42,7 @@ OTHERS = {
     "large": lambda: large.main([]),
     "many": lambda: many.main([]),
     "searches": searches.main,
+    "stacks": stacks.main,
 }
 
 

@@ -58,6 +58,15 @@ def driver_of(cluster, name):
     return None
 
 
+@pytest.mark.ray
+def test_a_short_job_from_a_clone_ends_in_the_same_bits(cluster, clone, tmp_path):
+    settings = (*TINY, "rounds=2")
+    result = cluster.submit(CONFIG, "name=short", *settings, cwd=clone, options=("--submission-id", "short"))
+    assert result.returncode == 0, result.stdout
+    assert "2/2" in result.stdout
+    assert summary_of(cluster, "short")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
+
+
 @pytest.mark.cluster
 def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clone, tmp_path):
     settings = (*TINY, "rounds=100")

@@ -22,6 +22,14 @@ def test_scaffold_round_0_is_uniform_averaging(root):
     assert run(plan_of(root, ["scaffold"]), root, rounds=2).params_sha256() != expected.params_sha256()
 
 
+def test_scaffold_as_in_niid_bench_averages_by_examples(root):
+    spec = {"scaffold": {"as_in": "niid-bench"}}
+    runs = {name: run(plan_of(root, methods), root, rounds=1) for name, methods in (("mean", []), ("theirs", [spec]))}
+    assert runs["theirs"].params_sha256() == runs["mean"].params_sha256()
+    change, paper = (run(plan_of(root, [each]), root, rounds=1).method_state["scaffold"] for each in (spec, "scaffold"))
+    assert torch.equal(change["control"], paper["control"])  # 1/N of the sum of changes, however many rows a client has
+
+
 def test_control_i_is_the_mean_raw_gradient_along_the_path(root):
     plan = plan_of(
         root, ["tests.support.toys:remembers_gradients", "scaffold"], local={"epochs": 2}, cohort={"size": 5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from raysim.base.errors import OwnCodeError
 from raysim.core.seeding import torch_generator
+from raysim.training.inputs import Examples, InputTransform
+from raysim.training.local import LocalSettings, training_batches
 from raysim.training.shift import Shift, noise
 
 IMAGES = torch.randint(0, 256, (40, 6, 5, 3), dtype=torch.uint8, generator=torch_generator(3))
@@ -37,6 +40,27 @@ def test_noise_grows_with_the_clients_number_and_the_last_one_has_all():
         assert float(added.mean()) == pytest.approx(0, abs=6 * expected / math.sqrt(added.numel()) + 1e-6)
     assert noisy(3.0).of_client(IMAGES, 4).min() < -100  # nothing is cut off
     assert torch.equal(noisy(3.0, num_clients=1).of_client(IMAGES, 0).round(), units)
+
+
+def test_noise_drawn_anew_differs_in_every_batch_and_has_the_same_deviation():
+    shifts = Shift(lambda **given: noise(std=0.2, **given), 5, 0, is_anew=True)
+    own = Examples(
+        torch.full((6, 32, 32, 1), 100, dtype=torch.uint8), torch.arange(6), partial(shifts.of_batch, client=4)
+    )
+    settings = LocalSettings(lr=0.1, batch_size=3)
+
+    def pixels(examples):
+        batches = training_batches(
+            examples, InputTransform(), settings, num_steps=4, generator=torch_generator(1), skip_single=False
+        )
+        return [batch.inputs for batch in batches]
+
+    noisy_batches, plain = pixels(own), pixels(Examples(own.inputs, own.targets))
+    assert all(torch.equal(batch, torch.full_like(batch, 100 / 255)) for batch in plain)
+    deviations = [float((batch - 100 / 255).std()) for batch in noisy_batches]
+    assert deviations == pytest.approx([0.2] * 4, abs=0.02)
+    assert len({float(batch.sum()) for batch in noisy_batches}) == 4  # both epochs have noise of their own
+    assert all(torch.equal(a, b) for a, b in zip(noisy_batches, pixels(own), strict=True))
 
 
 def test_draws_hang_on_seed_client_and_purpose_alone():
