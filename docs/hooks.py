@@ -112,7 +112,7 @@ def keys_page() -> str:
         "# Keys of a configuration",
         "",
         "Made from `raysim/config/schema.py` by `make docs`. [Configuration](configuration.md) says where keys may stand, and",
-        "what goes before what. `raysim run FILE --print-config` prints those of a run; `raysim methods NAME` has the options of",
+        "their precedence. `raysim run FILE --print-config` prints those of a run; `raysim methods NAME` has the options of",
         "a method.",
     ]
     for path, group in groups.items():

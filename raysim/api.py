@@ -68,7 +68,7 @@ def run(
         _refuse_other_arguments("on_round", on_round, "the record of a round")
     progress = Progress(is_quiet=quiet)
     listener, after = progress.line.listener(), _checked(on_round, progress.round)
-    raw, source = settings_of(config, overrides, settings, scale=scale, tell=listener.say)
+    raw, source = settings_of(config, overrides, settings, scale=scale)
     with _signals_as_keyboard_interrupt(), progress.line:
         return finished_run(raw, source, listener, on_start=progress.start, on_round=after).reload()
 
@@ -97,7 +97,7 @@ def tune(
     refuse_others("callbacks", callbacks, Sequence)
     line = LiveLine(is_quiet=quiet)
     listener = line.listener()
-    raw, source = settings_of(config, overrides, settings, scale=scale, tell=listener.say)
+    raw, source = settings_of(config, overrides, settings, scale=scale)
     with _signals_as_keyboard_interrupt(), line:
         sweep, _ = finished_sweep(raw, source, listener, callbacks=callbacks)
     return Runs(map(Run, (sweep.folder / trial.name for trial in sweep.trials)), sweep.folder)

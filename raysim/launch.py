@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.own_code import named, note_of_values
-from raysim.base.progress import Listener, Tell, silent
+from raysim.base.progress import Listener
 from raysim.base.settings import Raw, Settings
 from raysim.config import Config, parse_config, read_config
 from raysim.config.counting import value_at
-from raysim.config.layers import layered
+from raysim.config.overlays import layered
 from raysim.config.sweep import axes_as_written
 from raysim.running.results import Run
 
@@ -34,13 +34,11 @@ def settings_of(
     *,
     scale: bool = False,
     where: str = "the call",
-    tell: Tell = silent,
 ) -> tuple[Settings, str]:
     """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take.
 
     Args:
       where: what the overrides come from, for messages.
-      tell: hears what labels of axes, and `scale`, lose to the settings of the call.
     """
     refuse_others("config", config, str | Path | Mapping | None)
     refuse_others("overrides", overrides, Mapping | None)
@@ -51,7 +49,7 @@ def settings_of(
     values = named({} if overrides is None else overrides)
     for key, value in named(settings).items():
         values |= _by_dotted_keys(raw, key.replace("__", "."), value)
-    return layered(raw, values, source, is_scaled=scale, where=where, tell=tell), source
+    return layered(raw, values, source, is_scaled=scale, where=where), source
 
 
 def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:

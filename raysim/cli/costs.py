@@ -24,7 +24,6 @@ from raysim.plan.cost import Rates, RunCost, cost_of, measure_all, seconds_of
 from raysim.plan.resources import resolve_resources
 from raysim.tuning.outcome import outcome
 from raysim.tuning.planner import SweepTrial
-from raysim.tuning.reuse import finished_elsewhere, sources_of
 
 #: Lines of the table and of the lists below it.
 MOST_ROWS = 10
@@ -72,9 +71,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
         start_s = time.monotonic() - command_began()
         firsts = [trial for trial in sweep.trials if not trial.same_as]
         waiting = [trial for trial in firsts if not outcome(sweep, trial).is_finished]
-        line.step("looking for equal runs in the storage")
-        elsewhere = finished_elsewhere(sweep, waiting)
-        trials = [trial for trial in waiting if trial.name not in elsewhere]
+        trials = list(waiting)
         if sweep.search:  # what it will choose lies between its ends
             ends = sweep.search.ends
             trials += [ends[index % len(ends)] for index in range(sweep.search.num_left)]
@@ -85,15 +82,12 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     counts = {
         "to run": len(trials),
         "finished": len(firsts) - len(waiting),
-        "taken over": len(elsewhere),
         "only repeat another one": len(sweep.trials) - len(firsts),
         "refused": len(sweep.refused),
     }
     total = sweep.num_trials + len(sweep.refused)
     listed = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     out.print(f"{total} trials: {listed}", markup=False)
-    if elsewhere:
-        out.print(sources_of(sweep, elsewhere, len(sweep.trials)), markup=False)
     for name, faults in list(sweep.refused.items())[:MOST_ROWS]:
         out.print(f"refused: {name}: {'; '.join(map(str, faults))}", markup=False)
     if len(sweep.refused) > MOST_ROWS:

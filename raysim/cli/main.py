@@ -30,7 +30,6 @@ from raysim.cli.terminal import (
     out,
     print_table,
     run_table,
-    say,
 )
 from raysim.cli.unexpected import shown_once, told
 from raysim.version import __version__
@@ -68,7 +67,7 @@ def run(
     from raysim.config.reading import as_file, several_values
 
     values = parse_overrides(overrides or [])
-    raw, source = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line", tell=_note)
+    raw, source = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line")
     _note_before(is_scaled)
     parsed, faults = parse_config(raw)
     several = several_values(overrides or [], config)
@@ -121,7 +120,7 @@ def tune(
     from raysim import launch
     from raysim.tuning.plan import read_sweep
 
-    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=say)
+    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled)
     _note_before(is_scaled)
     if is_planned:
         from raysim.cli.costs import print_sweep_cost
@@ -145,10 +144,10 @@ def calibrate(
 ) -> None:
     """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
     from raysim.config import located_path, parse_overrides, read_config
-    from raysim.config.layers import layered
+    from raysim.config.overlays import layered
 
     values = parse_overrides(overrides or [])
-    raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled, tell=_note)
+    raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled)
     _note_before(is_scaled)
     calibrate_and_print(raw, config, [located_path(folder) for folder in beside or []])
 
@@ -157,10 +156,6 @@ def _note_before(is_scaled: bool) -> None:
     note_home()
     if is_scaled:
         err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
-
-
-def _note(line: str) -> None:
-    err.print(f"note: {line}", markup=False)
 
 
 @app.command()
@@ -175,7 +170,7 @@ def partition(
     from raysim.config import path_to_write
     from raysim.tuning.plan import read_sweep
 
-    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled, tell=_note)
+    raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled)
     folder = path_to_write(out_dir or Path("partitions") / str(raw.get("name") or Path(config).stem))
     draw_and_print(raw, config, folder)
 

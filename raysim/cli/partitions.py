@@ -10,11 +10,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.base.errors import DataError, explained, refuse
+from raysim.base.errors import DataError, explained
 from raysim.base.settings import Settings
 from raysim.cli.terminal import LiveLine, out, print_table
 from raysim.config import sound_config, sweep
-from raysim.config.clashes import clashes
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.folders.run_folder import RunFolder
@@ -80,7 +79,6 @@ def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
     sound_config({"tune": raw.get("tune") or {}}, source)
     listed = _without_ranges(raw)
     if sweep.axes_as_written(listed):
-        refuse(clashes(listed, source)[0], source)
         return sweep.grid(listed, source)
     return [sweep.Trial("the run", {}, dict(raw))]
 

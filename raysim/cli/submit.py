@@ -12,7 +12,7 @@ from typing import NamedTuple
 from raysim.base.errors import ConfigError, Fault, RaysimError, explained, refuse
 from raysim.cli.terminal import LiveLine, err, say
 from raysim.config import is_recipe_name, parse_overrides, read_config, sound_config, sweep
-from raysim.config.layers import layered
+from raysim.config.overlays import layered
 from raysim.tuning.plan import read_sweep
 
 #: Exit status of what SIGTERM ended, which is how Ray stops a job.

@@ -98,25 +98,33 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     Raises:
       ConfigError: a malformed one.
     """
+    refuse_repeated(overrides)
     values: Settings = {}
-    faults: list[Fault] = []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             fault = Fault(override, "is no override; write key=value, for example local.lr=0.1")
             raise ConfigError([fault], "the command line")
         key = key.strip()
-        message = f"is overwritten by {override!r} behind it; write it behind that, or drop it"
-        lost = (each for each in values if each.removesuffix("+") == key or each.startswith(f"{key}."))
-        faults += [Fault(before, message) for before in lost]
         try:
             values[key] = load_yaml(text)
         except ValueError as error:
             mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
             mend = "; several values make a sweep, for `raysim tune`" if len(flow_parts(text)) > 1 else mend
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
-    refuse(faults, "the command line")
     return values
+
+
+def refuse_repeated(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for overrides that a later one overwrites: the same key, or the group that it is in."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    faults = [
+        Fault(before, f"is overwritten by {overrides[place]!r} behind it; write it behind that, or drop it")
+        for place, key in enumerate(keys)
+        for before in dict.fromkeys(keys[:place])
+        if before.removesuffix("+") == key or before.startswith(f"{key}.")
+    ]
+    refuse(faults, "the command line")
 
 
 def several_values(overrides: Sequence[str], source: str) -> dict[str, Fault]:

@@ -153,8 +153,10 @@ class TuneGroup(Group):
     only: dict[str, dict[str, list[object]]] = key(
         {}, "axis -> other axis -> labels of the other axis; the axis counts beside these labels alone"
     )
+    fixed: Settings = key(
+        {}, "settings of every trial, laid over those of labels; --scaled and the command line write them"
+    )
     skip_refused: bool = key(False, "true: trials that a check refuses are left out, and the others start")
-    reuse: bool = key(True, "trials equal to a finished run in the storage take its results over; false: they train")
     metric: str = key(
         "server/accuracy", "number that compares trials: a column of progress.csv, or an accuracy of summary.json"
     )

@@ -31,14 +31,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.settings import Raw, Settings, assign
-from raysim.config.counting import left_idle, remove, value_at
+from raysim.config.counting import left_idle, remove, sets, value_at
 from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
 
@@ -68,20 +69,14 @@ class Trial:
     Attributes:
       values: axis -> chosen label or value.
       idle: key -> reason, of settings that have no effect in this trial and are left out of it.
+      text: all settings but labels, those without effect among them; two trials that share it are told apart by labels alone.
     """
 
     name: str
     values: dict[str, object]
     raw: Settings
     idle: Mapping[str, str] = field(default_factory=dict)
-
-
-def without_null_sweep(raw: Settings) -> Settings:
-    """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
-    if "tune" not in raw or raw["tune"] is not None:
-        return raw
-    kept = {key: value for key, value in _mapping(raw.get("scale")).items() if head(str(key)) != "tune"}
-    return _without(raw, ("tune",)) | ({"scale": kept} if kept else {})
+    text: str = ""
 
 
 def trial(raw: Raw, values: Raw, source: str) -> Trial:
@@ -90,25 +85,75 @@ def trial(raw: Raw, values: Raw, source: str) -> Trial:
     Args:
       raw: with a `tune` group.
       values: axis -> its label (named settings) or its value.
+    Raises:
+      ConfigError: a setting that cannot be set, or the value of an axis that another layer overrides.
     """
     space = axes(raw, source)
-    result = copy.deepcopy(_without(raw, GROUPS))
+    result = copy.deepcopy(without_keys(raw, GROUPS))
     labels: dict[str, object] = {}
-    layers: list[Raw] = [raw]  # the uppermost first
+    layers: list[tuple[str, Raw]] = [("the file", raw)]  # the uppermost first
     for axis, value in values.items():
-        named = named_settings(raw, axis, space[axis])
-        settings = {axis: value} if named is None else named[value]
-        if settings is None:
-            settings = {}
+        settings = _settings_of(raw, axis, value, space)
         set_all(result, settings, key_of(raw, axis), source)
-        layers[:0] = _layers(settings)
+        layers[:0] = [(f"{axis}={value}", layer) for layer in _layers(settings)]
         if not any(head(key) == "labels" for key in settings):
             name, label = _as_label(axis, value, space)
             labels[name] = label
+    idle = {}
+    for key, value in as_mapping(raw["tune"].get("fixed")).items():
+        if key.startswith("methods.") and may_need_labels(result, key):
+            idle[key] = f"is an option of {key.split('.')[1]}, which `methods` does not list"
+            continue
+        set_all(result, {key: value}, "tune.fixed", source)
+        layers.insert(0, (f"{key}={value}", {key: value}))
+    refuse(_overridden(values, space, result, layers), source)
     result["labels"] = {**labels, **(result.get("labels") or {})}
-    idle = left_idle(result, Config, layers)
+    settings_text = json.dumps(without_keys(result, ("labels",)), sort_keys=True, default=str)
+    idle |= left_idle(result, Config, [settings for _, settings in layers])
     remove(result, idle)
-    return Trial(trial_name(values, space), dict(values), result, idle)
+    return Trial(trial_name(values, space), dict(values), result, idle, settings_text)
+
+
+def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -> Settings:
+    """What a value of an axis stands for."""
+    named = named_settings(raw, axis, space[axis])
+    return {axis: value} if named is None else named[value] or {}
+
+
+def _overridden(
+    values: Raw, space: Mapping[str, Raw], result: Raw, layers: Sequence[tuple[str, Raw]]
+) -> Iterator[Fault]:
+    """Numbers and words of axes that the trial does not have in the end, since another layer sets the key."""
+    for axis, value in values.items():
+        settings = next(settings for name, settings in reversed(layers) if name == f"{axis}={value}")
+        if list(settings) == [axis] and not isinstance(value, list | dict) and value_at(result, axis) != value:
+            winner = next(name for name, each in layers if any(f"{axis}.".startswith(f"{key}.") for key in each))
+            yield Fault(axis, f"{value} is overridden by {winner}; choose other labels, or tie the axis with tune.only")
+
+
+def may_need_labels(raw: Raw, key: str) -> bool:
+    """Whether a key adds to a list, or is an option of a method that the file itself does not list."""
+    return key.endswith("+") or (key.startswith("methods.") and value_at(raw, ".".join(key.split(".")[:2]), raw) is raw)
+
+
+def same_settings(raw: Raw, one: Trial, other: Trial, source: str) -> Fault:
+    """The fault of two trials with different labels and equal settings, by the names of both and of what overrides them."""
+    axis = next(axis for axis in {**one.values, **other.values} if one.values.get(axis) != other.values.get(axis))
+    names = [f"{axis}={each.values[axis]}" if axis in each.values else f"no {axis}" for each in (one, other)]
+    space = axes(raw, source)
+    keys = {
+        key.removesuffix("+")
+        for each in (one, other)
+        if axis in each.values
+        for key in _settings_of(raw, axis, each.values[axis], space)
+    }
+    others = {f"{key}={value}": {key: value} for key, value in as_mapping(raw["tune"].get("fixed")).items()}
+    for each, value in one.values.items():
+        if each != axis:
+            others[f"{each}={value}"] = _settings_of(raw, each, value, space)
+    winners = [name for name, settings in others.items() if any(sets(settings, key) for key in keys)]
+    text = f"{names[0]} and {names[1]} are the same run{' when ' if winners else ''}{', '.join(winners)}"
+    return Fault(key_of(raw, axis), f"{text}; keep one of the two")
 
 
 def grid(raw: Raw, source: str) -> list[Trial]:
@@ -133,10 +178,15 @@ def combinations(raw: Raw, choices: Mapping[str, Sequence[object]]) -> list[dict
         point = {
             axis: value
             for axis, value in values.items()
-            if all(values.get(other) in labels for other, labels in (only.get(axis) or {}).items())
+            if all(_is_among(values.get(other), labels) for other, labels in (only.get(axis) or {}).items())
         }
         points.setdefault(repr(point), point)
     return list(points.values())
+
+
+def _is_among(value: object, labels: Sequence[object]) -> bool:
+    """Whether a label is listed; "1" stands for 1, as on the command line."""
+    return value in labels or str(value) in map(str, labels)
 
 
 def axes(raw: Raw, source: str) -> dict[str, Raw]:
@@ -175,7 +225,7 @@ def spaces(raw: Raw) -> dict[str, Raw]:
     return {name: space for name, space in written.items() if isinstance(space, Mapping)}
 
 
-def _mapping(value: object) -> Raw:
+def as_mapping(value: object) -> Raw:
     """A group of keys as it is; empty for anything else, which the check of the whole names."""
     return value if isinstance(value, Mapping) else {}
 
@@ -197,6 +247,9 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
         return ""
     if not options(domain):
         return "lists no value; give at least one"
+    texts = list(map(repr, options(domain)))
+    if "grid_search" in domain and (repeated := [text for place, text in enumerate(texts) if text in texts[:place]]):
+        return f"lists {repeated[0]} twice; keep one"
     named = named_settings(raw, axis, domain)
     if named is None:
         return ""
@@ -237,7 +290,7 @@ def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None
     if not is_listed(domain):
         return None
     (values,) = domain.values()
-    return values if isinstance(values, Mapping) else _mapping(value_at(raw, "tune.settings")).get(axis)
+    return values if isinstance(values, Mapping) else as_mapping(value_at(raw, "tune.settings")).get(axis)
 
 
 def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str | int | float]:
@@ -262,7 +315,7 @@ def _short(axis: str, names: Iterable[str]) -> str:
     return last if sum(name.rpartition(".")[2] == last for name in names) == 1 else axis
 
 
-def _without(raw: Raw, keys: Collection[str]) -> Settings:
+def without_keys(raw: Raw, keys: Collection[str]) -> Settings:
     return {key: value for key, value in raw.items() if key not in keys}
 
 

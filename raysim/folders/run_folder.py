@@ -73,10 +73,10 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator
             yield key, old, new
 
 
-def written_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
+def written_yaml(text: str) -> Any:
     """What YAML that raysim wrote says. Raises yaml.YAMLError, ValueError: somebody else wrote it."""
     try:
-        return yaml.load(text, loader)
+        return yaml.safe_load(text)
     except (RecursionError, TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, of odd texts
         raise ValueError(f"it is none of raysim's ({error})") from error
 
@@ -213,9 +213,9 @@ class RunFolder:
 
     # --- whole files --------------------------------------------------------------------------------------------------
 
-    def read_config(self, loader: Any = yaml.SafeLoader) -> Settings:
+    def read_config(self) -> Settings:
         """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError."""
-        return dict(written_yaml(regular_file(self.config).read_text(), loader))
+        return dict(written_yaml(regular_file(self.config).read_text()))
 
     def write_config(self, config: Mapping[str, object]) -> None:
         """The whole configuration; of values that only Python can give it has the names, and says so at the top."""

@@ -34,7 +34,6 @@ from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
 from raysim.tuning.ready import AllReady, make_ready
 from raysim.tuning.resources import Bundle, make_callbacks, make_scheduler, nodes_with_room, ray_nodes
-from raysim.tuning.reuse import finished_elsewhere, sources_of, take_over
 from raysim.tuning.trial import WAIT_S, make_trainable, point_of
 
 #: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
@@ -68,16 +67,9 @@ def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()
     with RunFolder(sweep.folder).locked(kind="sweep"):
         copy.fetch()
         before = start_sweep(sweep)
-        for note in sweep.notes:
-            listener.say(note)
         for name, faults in sweep.refused.items():
             listener.say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
-        listener.step("looking for equal runs in the storage")
-        if elsewhere := take_over(sweep, finished_elsewhere(sweep, waiting)):
-            listener.say(sources_of(sweep, elsewhere, len(sweep.trials)))
-            before |= {trial.name: outcome(sweep, trial) for trial in waiting if trial.name in elsewhere}
-            waiting = [trial for trial in waiting if trial.name not in elsewhere]
         if waiting or (sweep.search and sweep.search.num_left):
             with ray_session(on_step=listener.step):
                 nodes = nodes_with_room(sweep, listener.say)

@@ -30,9 +30,6 @@ from raysim.running.runner import changes
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial
 
-#: Begins the message of a trial that is a finished run of another place.
-TAKEN_OVER = "taken over from"
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -116,7 +113,7 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     last_value = values[-1][0] if values else None
     score = last_value if settings.metric == column else scores.get(settings.metric)
     status = folder.status
-    message = "" if status.name == "completed" and not status.message.startswith(TAKEN_OVER) else status.message
+    message = "" if status.name == "completed" else status.message
     if trial.same_as and status.name == "unfinished":
         message = f"the same run as {trial.same_as}"
     seconds = sum(float(row["system/round_s"]) for row in rows)
@@ -184,27 +181,24 @@ def _as_run(trial: SweepTrial) -> dict[str, object]:
 
 
 def fill_twins(sweep: Sweep) -> None:
-    """Give every trial that repeats a finished one that one's results, under its own labels."""
+    """Copy the results of finished trials to the trials that repeat them, under their own labels."""
     for trial in sweep.trials:
         if not trial.same_as:
             continue
         first, own = RunFolder(sweep.folder / trial.same_as), RunFolder(sweep.folder / trial.name)
         if first.status.is_finished and not own.status.is_finished:
-            fill(first, own, trial, f"the same run as {trial.same_as}")
+            _fill(first, own, trial, f"the same run as {trial.same_as}")
 
 
-def fill(first: RunFolder, own: RunFolder, trial: SweepTrial, message: str, *, links: bool = True) -> None:
-    """Give a trial the results of a finished run. links: its files stand in both folders; else those that a longer run
-    would write on are copied.
-    """
+def _fill(first: RunFolder, own: RunFolder, trial: SweepTrial, message: str) -> None:
+    """Give a trial the results of a finished run, by links where the file system has them."""
     shutil.rmtree(own.path, ignore_errors=True)
     own.path.mkdir(parents=True)
     for path in first.results():
-        copy = _link if links or path == first.model else shutil.copy2
         if path.is_dir():
-            shutil.copytree(path, own.path / path.name, copy_function=copy)
+            shutil.copytree(path, own.path / path.name, copy_function=_link)
         else:
-            copy(path, own.path / path.name)
+            _link(path, own.path / path.name)
     own.write_config(trial.config.model_dump(mode="json"))
     mark: Mark = "COMPLETED" if first.status.name == "completed" else "STOPPED"
     own.mark(mark, f"{message}\n")  # last: it makes the run whole

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.base.errors import ConfigError, Fault, SettingIgnored, refuse
-from raysim.base.progress import Tell, silent
 from raysim.config import (
     Config,
     ReportGroup,
@@ -24,9 +23,8 @@ from raysim.config import (
     sound_config,
     sweep,
 )
-from raysim.config.clashes import clashes, library_faults
-from raysim.config.labels import values_of
-from raysim.config.layers import labels_of_axes, layered
+from raysim.config.overlays import choices_of, layered
+from raysim.config.reading import refuse_repeated
 from raysim.config.yaml_text import flow_parts
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import place_of, storage_faults
@@ -53,7 +51,6 @@ class Sweep:
       trials: all of them; of a search that learns, those that it has chosen so far.
       refused: trial -> its faults, where `tune.skip_refused` leaves such trials out, or a search chose them.
       search: what chooses further trials, if anything does.
-      notes: which settings of its axes lose to those of later ones.
     """
 
     folder: Path
@@ -63,7 +60,6 @@ class Sweep:
     refused: Mapping[str, tuple[Fault, ...]]
     place: str
     search: Search | None = None
-    notes: tuple[str, ...] = ()
 
     @property
     def checked(self) -> tuple[SweepTrial, ...]:
@@ -85,31 +81,28 @@ class Sweep:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_sweep(
-    path: Path | None, overrides: Sequence[str] = (), *, is_scaled: bool = False, tell: Tell = silent
-) -> dict[str, Any]:
+def read_sweep(path: Path | None, overrides: Sequence[str] = (), *, is_scaled: bool = False) -> dict[str, Any]:
     """The raw configuration of a sweep; in overrides `a.b=1,2` is a grid and `a.b=[1,2]` one list.
 
     An override of an axis of the file replaces what it ranges over: by values, or by some of its labels.
 
-    Args:
-      tell: hears what labels and `scale` lose to the overrides.
     Raises:
-      ConfigError: as read_config and layered; or an unknown label.
+      ConfigError: as read_config and layered; or a key that is set twice.
     """
     raw, source = read_config(path), str(path) if path else "the command line"
-    labels = labels_of_axes(raw, source, is_scaled=is_scaled)
+    refuse_repeated(overrides)
+    labels = choices_of(raw, source, is_scaled=is_scaled)
     plain: list[str] = []
     axes: dict[str, list[Any]] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip()
-        parts = _parts(text, [*labels.get(key, []), *values_of(raw, key)])
+        parts = _parts(text, labels.get(key, []))
         if not equals or key.startswith(sweep.AXES) or (key not in labels and len(parts) < 2):
             plain.append(override)
         else:
             axes[key] = [choice for part in parts for choice in _chosen(key, part, labels.get(key) or [])]
-    return layered(raw, parse_overrides(plain), source, axes=axes, is_scaled=is_scaled, tell=tell)
+    return layered(raw, parse_overrides(plain), source, axes=axes, is_scaled=is_scaled)
 
 
 def _parts(text: str, choices: Sequence[object]) -> list[str]:
@@ -148,8 +141,6 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     place = place_of(storage, name)
     folder = folder_of(place, "copies")
     lists, ranges = _axes(whole, base.tune, source)
-    faults, notes = clashes(whole, source)
-    refuse([*library_faults(whole), *faults], source)
     planner, probe = (Planner(whole, source, storage, name) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
@@ -164,11 +155,13 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     else:
         trials, refused = planner.plan_all(("", values) for values in _points(whole, base, lists, ranges, source))
         _refuse(refused, len(trials), base.tune, source)
-        if idle := planner.idle(trials):
+        idle, fixed = planner.idle(trials), whole["tune"].get("fixed") or {}
+        refuse((Fault(key, f"{idle[key]}, in every trial; drop it") for key in idle if sweep.sets(fixed, key)), source)
+        if idle:
             texts = (f"{key} {reason}" for key, reason in idle.items())
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
         base = _with_metric(base, trials)
-    planned = Sweep(folder, base, tuple(trials), whole, refused, place, search, tuple(notes))
+    planned = Sweep(folder, base, tuple(trials), whole, refused, place, search)
     refuse(_tune_faults(base.tune, parse_report(whole.get("report"), source), planned.checked), source)
     return planned
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raysim.base.errors import ConfigError, Fault
-from raysim.base.own_code import words
 from raysim.config import Config, sweep
 from raysim.config.counting import value_at
 from raysim.core.seeding import derive_seed
@@ -31,8 +30,6 @@ class SweepTrial:
     Attributes:
       values: axis -> what was chosen or drawn.
       raw: its configuration as the file has it; config: the same, complete, with whole paths and its place in the sweep.
-      identity: shared by trials that differ in nothing that counts; empty where code of the user's own counts, which may
-        change while its name stays.
       same_as: the trial that this one would repeat, since they differ in nothing that counts; it is run once. Else empty.
     """
 
@@ -43,7 +40,6 @@ class SweepTrial:
     num_rounds: int
     partition_sha256: str
     cost: RunCost
-    identity: str = ""
     same_as: str = ""
 
 
@@ -61,6 +57,7 @@ class Planner:
         self._axes = sweep.axes(raw, source)
         self._taken: set[str] = set()
         self._first: dict[str, str] = {}
+        self._texts: dict[str, sweep.Trial] = {}
         self._idle: dict[str, str] = {}
         self._validates = uses_validation(raw)  # the same rows for all trials, so that methods compare
 
@@ -77,15 +74,14 @@ class Planner:
         self._taken.add(name)
         single = sweep.trial(self._raw, values, self._source)
         self._idle |= single.idle
+        like = self._texts.setdefault(single.text, single)
+        if like.values != single.values:
+            raise ConfigError([sweep.same_settings(self._raw, like, single, self._source)], self._source)
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
         plan = with_whole_files(check({**single.raw, **place}, self._source, validates=self._validates))
-        checksum = plan.manifest.checksum
-        text = identity(plan.config, backend_of(plan.config), checksum, len(plan.info.classes), plan.info.vocabulary)
-        original = self._first.setdefault(text, name)
-        shared = "" if names_own_code(plan.config) else text
-        counts = (plan.num_rounds, checksum, cost_of(plan))
-        same_as = "" if original == name else original
-        return SweepTrial(name, dict(values), single.raw, plan.config, *counts, shared, same_as)
+        original = self._first.setdefault(identity(plan), name)
+        counts = (plan.num_rounds, plan.manifest.checksum, cost_of(plan))
+        return SweepTrial(name, dict(values), single.raw, plan.config, *counts, "" if original == name else original)
 
     def idle(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
         """Key -> reason, of settings that were left out of some trial and have an effect in none."""
@@ -134,21 +130,17 @@ def backend_of(config: Config) -> str:
     return "serial" if config.is_serial(in_sweep=True) else "ray"
 
 
-def identity(config: Config, backend: str, checksum: str, num_classes: int, vocabulary: int) -> str:
-    """A text that two runs share if nothing that counts tells them apart.
+def identity(plan: Plan) -> str:
+    """A text that two runs share if nothing that decides their results or times tells them apart.
 
-    Labels and names do not count. Resources do: time hangs on them, and bits on the kind of device. Of the partition its rows
-    count and not the keys that they come from, such as alpha for joint training; of the cohort its size, and no share of work
-    where nobody straggles.
-
-    Args:
-      backend: that it runs or ran on; `auto` is another one in a trial than in a run.
-      checksum: of the partition.
-      num_classes, vocabulary: of the set; equal rows of two sets may name more or fewer classes, and a model has an output each.
+    Labels and names do not. Resources do: times depend on them, and bits on the kind of device. Of the partition its rows
+    do, not the keys that they come from, such as alpha in joint training; of the cohort its size, and the share of work only
+    where clients straggle. Equal rows of two sets may name more or fewer classes, and a model has an output for each.
     """
+    config = plan.config
     dumped = config.model_dump(mode="json")
     counts = {key: value for key, value in dumped.items() if key not in (*FREE_KEYS, "partition")}
-    counts["resources"] = {**dumped["resources"], "backend": backend}
+    counts["resources"] = {**dumped["resources"], "backend": backend_of(config)}
     counts["stop"] = dumped["stop"]  # a resumed run may change it; two runs that differ in it are two
     counts["data"] = {key: value for key, value in dumped["data"].items() if key not in IN_MANIFEST}
     cohort = counts.pop("cohort")
@@ -156,12 +148,7 @@ def identity(config: Config, backend: str, checksum: str, num_classes: int, voca
         ineffective = {"size", "fraction"} | (set() if cohort["stragglers"] else {"straggler_work"})
         counts["cohort"] = {key: value for key, value in cohort.items() if key not in ineffective}
         counts["cohort_size"] = config.cohort_size
-    return json.dumps([counts, checksum, num_classes, vocabulary], sort_keys=True)
-
-
-def names_own_code(config: Config) -> bool:
-    """Whether a setting that counts names a function of the user's own."""
-    return any(":" in text for text in words(config.model_dump(mode="json", exclude=set(FREE_KEYS))))
+    return json.dumps([counts, plan.manifest.checksum, len(plan.info.classes), plan.info.vocabulary], sort_keys=True)
 
 
 def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> Iterator[Fault]:

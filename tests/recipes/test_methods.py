@@ -13,7 +13,7 @@ from methods.flfa import flfa
 from methods.moon import moon
 from methods.univarfl import univarfl
 from raysim.config import parse_config
-from raysim.config.layers import scaled
+from raysim.config.overlays import layered
 from raysim.config.sweep import grid
 from raysim.core.layout import layout_of
 from raysim.models import ModelSpec, build_skeleton, head_of
@@ -383,6 +383,6 @@ def test_joint_can_be_added_to_a_recipe(recipe, root):
     raw["tune"]["param_space"]["method"] = {"grid_search": ["Joint"]}
     assert all(parse_config(trial.raw)[0].is_joint for trial in grid(raw, str(path)))
     raw["scale"].pop("tune.param_space.method", None)
-    (trial,) = grid(scaled(raw, str(path)), str(path))
+    (trial,) = grid(layered(raw, {}, str(path), is_scaled=True), str(path))
     plan = check({**trial.raw, "data": {**trial.raw["data"], "root": str(root)}}, str(path))
     assert (plan.config.is_joint, plan.config.methods, len(plan.manifest.clients)) == (True, [], 1)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from raysim.config import parse_config
-from raysim.config.layers import scaled
+from raysim.config.overlays import layered
 from raysim.config.sweep import Trial, grid
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.sources import prepare
@@ -54,7 +54,7 @@ def trials_of(path, *, is_scaled=False):
         **raw.get("tune", {}),
         "space": {axis: {"grid_search": ends_of(domain)} for axis, domain in ranges.items()},
     }
-    one = scaled(raw, str(path)) if is_scaled else raw
+    one = layered(raw, {}, str(path), is_scaled=True) if is_scaled else raw
     if raw["tune"].get("param_space"):
         return grid(one, str(path))
     return [Trial(path.stem, {}, {**one, "labels": {"seed": one.get("seed", 0)}})]
@@ -173,7 +173,7 @@ def sweeps(tmp_path_factory):
 def planned(path, trial, root, folder):
     """The plan of a scaled trial inside the folder of its sweep."""
     folder.mkdir(exist_ok=True)
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(scaled(read_recipe(path), str(path))))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(layered(read_recipe(path), {}, str(path), is_scaled=True)))
     raw = {**trial.raw, "storage": str(folder), "name": trial.name}
     raw["data"] = {**raw["data"], "root": str(root)}
     raw["checkpoint"] = {"every_s": 1000}
@@ -389,7 +389,7 @@ def test_calibrations_have_the_stated_settings():
 def test_calibration_is_sound_scaled_down(root, tmp_path):
     """It is planned here; tests/tuning/test_calibrate.py runs one, and other recipes of LIVAR train this network."""
     path = PAPERS / "livar" / "calibration.yaml"
-    raw = scaled(read_recipe(path), str(path))
+    raw = layered(read_recipe(path), {}, str(path), is_scaled=True)
     raw = {**raw, "storage": str(tmp_path), "data": {**raw["data"], "root": str(root)}}
     (pair,) = plan_calibration(raw, str(path)).pairs
     assert (len(pair.federated.manifest.clients), len(pair.joint.manifest.clients)) == (5, 1)

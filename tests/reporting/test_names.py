@@ -10,7 +10,7 @@ import pytest
 
 from raysim.base.errors import DataError
 from raysim.config import Config
-from raysim.config.layers import scaled
+from raysim.config.overlays import layered
 from raysim.config.sweep import assign, grid
 from raysim.reporting import runs
 from raysim.reporting.build import make_report, published_report
@@ -40,7 +40,7 @@ def runs_of(path, *, is_scaled=False, **more):
     if "seed" in raw["tune"]["param_space"] and not is_scaled:
         raw["tune"]["param_space"]["seed"] = {"grid_search": [0]}
     found = []
-    for index, trial in enumerate(grid(scaled(raw, str(path)) if is_scaled else raw, str(path))):
+    for index, trial in enumerate(grid(layered(raw, {}, str(path), is_scaled=True) if is_scaled else raw, str(path))):
         for key, value in more.items():
             assign(trial.raw, key, value)
         checked = Config.model_validate(trial.raw)

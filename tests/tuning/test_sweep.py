@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from raysim.base.errors import ConfigError
-from raysim.config.layers import scaled
+from raysim.config.overlays import layered
 from raysim.config.sweep import assign, grid, trial
 
 RAW = {
@@ -48,7 +48,7 @@ def test_grid_is_the_product_with_labels_and_unique_names():
 
 
 def test_scale_goes_before_labels_and_may_shrink_the_grid():
-    trials = grid(scaled(RAW, "a test"), "a test")
+    trials = grid(layered(RAW, {}, "a test", is_scaled=True), "a test")
     assert len(trials) == 8
     assert {t.raw["rounds"] for t in trials} == {2}
     assert trials[0].raw["model"] == {"name": "cnn"}  # a group is replaced whole: no option of another model stays
@@ -57,7 +57,7 @@ def test_scale_goes_before_labels_and_may_shrink_the_grid():
 
 def test_scale_overrides_what_a_trial_set():
     raw = {**RAW, "scale": {"data.name": "digits", "tune.param_space.seed": {"grid_search": [0]}}}
-    assert {t.raw["data"]["name"] for t in grid(scaled(raw, "a test"), "a test")} == {"digits"}
+    assert {t.raw["data"]["name"] for t in grid(layered(raw, {}, "a test", is_scaled=True), "a test")} == {"digits"}
 
 
 def test_axes_with_the_same_last_part_keep_their_full_names():
@@ -101,10 +101,10 @@ def test_malformed_sweeps_are_refused(raw, words):
 
 
 def test_a_scaled_run_has_another_name_than_the_full_one():
-    assert scaled(RAW, "a test")["name"] == "s_scaled"
-    assert scaled(scaled(RAW, "a test"), "a test")["name"] == "s_scaled"
-    assert scaled({**RAW, "scale": {"rounds": 2, "name": "mine"}}, "a test")["name"] == "mine"
-    assert "name" not in scaled({"scale": {"rounds": 2}}, "a test")
+    assert layered(RAW, {}, "a test", is_scaled=True)["name"] == "s_scaled"
+    assert layered(layered(RAW, {}, "a test", is_scaled=True), {}, "a test", is_scaled=True)["name"] == "s_scaled"
+    assert layered({**RAW, "scale": {"rounds": 2, "name": "mine"}}, {}, "a test", is_scaled=True)["name"] == "mine"
+    assert "name" not in layered({"scale": {"rounds": 2}}, {}, "a test", is_scaled=True)
 
 
 def test_an_axis_may_count_with_some_labels_of_another_one_only():
@@ -123,7 +123,7 @@ def test_an_axis_may_count_with_some_labels_of_another_one_only():
 
 def test_scaled_needs_a_scale_group():
     with pytest.raises(ConfigError, match="scale: is missing"):
-        scaled({"rounds": 3}, "a test")
+        layered({"rounds": 3}, {}, "a test", is_scaled=True)
 
 
 def test_an_axis_with_dots_can_be_replaced():

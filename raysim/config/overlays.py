@@ -1,0 +1,166 @@
+"""Configurations laid over each other: file, labels, `scale`, command line; the last one wins."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from raysim.base.errors import ConfigError, Fault, refuse
+from raysim.base.settings import Raw, Settings
+from raysim.config.counting import value_at
+from raysim.config.faults import nearest
+from raysim.config.reading import lay_over, settled
+from raysim.config.sweep import (
+    OF_THE_SWEEP,
+    SCALED,
+    as_mapping,
+    axes_as_written,
+    head,
+    is_listed,
+    key_of,
+    may_need_labels,
+    named_settings,
+    options,
+    without_keys,
+)
+
+
+def layered(
+    raw: Raw,
+    values: Mapping[str, object],
+    source: str,
+    *,
+    axes: Mapping[str, Sequence[object]] | None = None,
+    is_scaled: bool = False,
+    where: str = "the command line",
+) -> Settings:
+    """A file's configuration, `scale` where asked for, and the settings of one call, in this order; the last one wins.
+
+    In a sweep the settings are laid over labels as well, trial by trial: `tune.fixed` keeps them. A key that is an axis
+    chooses among its labels, or leaves one value.
+
+    Args:
+      values: by dotted keys; where: what they come from, for messages.
+      axes: axis -> its values, or labels of it.
+    Raises:
+      ConfigError: a value that cannot be set, an unknown label, or no `scale` group.
+    """
+    if odd := [key for key in values if not isinstance(key, str)]:
+        raise ConfigError([Fault(str(key), "must be text; write keys such as local.lr") for key in odd], where)
+    first = {key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)}
+    call: Settings = {key: value for key, value in values.items() if key not in first}
+    result = copy.deepcopy(dict(raw))
+    lay_over(result, first, source, where=where)
+    result = _without_null_sweep(result)
+    file = copy.deepcopy(result)
+    scale = _scale(result, source) if is_scaled else {}
+    library = _labels(result)
+    scale = _lay(result, scale, library, f"`scale` of {source}", source)
+    call = _lay(result, call, library, where, source)
+    for axis, choices in (axes or {}).items():
+        _choose(result, library, axis, choices, where)
+    refuse(_unknown_conditions(result, library), source)
+    _drop_stale_labels(result, file, {*call, *(axes or {})})
+    result = settled(result, [call, *([scale] if is_scaled else []), file])
+    if axes_as_written(result) and (scale or call):
+        added = {key: [*scale[key], *call[key]] for key in scale.keys() & call.keys() if key.endswith("+")}
+        before = as_mapping(value_at(result, "tune.fixed"))
+        result["tune"]["fixed"] = {**before, **without_keys(scale, call), **call, **added}
+    return result
+
+
+def _lay(raw: Settings, settings: Raw, library: dict[str, Raw], where: str, source: str) -> Settings:
+    """Set what one layer sets of the sweep, of its axes and of the file, in place; returns what each trial has to set again."""
+    lay_over(raw, {key: value for key, value in settings.items() if head(key) in OF_THE_SWEEP}, source, where=where)
+    for axis, labels in _labels(raw).items():
+        library[axis] = {**library.get(axis, {}), **labels}
+    of_trials = {key: value for key, value in settings.items() if head(key) not in OF_THE_SWEEP}
+    for axis in [key for key in of_trials if key in axes_as_written(raw) or key in library]:
+        value = of_trials.pop(axis)
+        _choose(raw, library, axis, value if axis in library and isinstance(value, list) else [value], where)
+    is_sweep = bool(axes_as_written(raw))
+    # What a label may be needed for waits for the trials.
+    now = {key: value for key, value in of_trials.items() if not is_sweep or not may_need_labels(raw, key)}
+    lay_over(raw, now, source, where=where)
+    return of_trials
+
+
+def _drop_stale_labels(raw: Settings, file: Raw, keys: Collection[str]) -> None:
+    """Leave out, in place, labels that name the values which the file had for these keys."""
+    labels = raw.get("labels")
+    if not isinstance(labels, dict) or any(head(key) == "labels" for key in keys):
+        return
+    for key in keys:
+        name = key.rpartition(".")[2]
+        if name in labels and labels[name] == value_at(file, key):
+            del labels[name]
+
+
+def _scale(raw: Settings, source: str) -> Settings:
+    """The settings of `scale`; the name of the run gets the ending `_scaled`, in place. Raises ConfigError: there are none."""
+    settings = raw.get("scale")
+    if not isinstance(settings, Mapping) or not settings:
+        raise ConfigError([Fault("scale", "is missing; add a group of settings that shrink this run")], source)
+    name = raw.get("name") or (Path(source).stem if axes_as_written(raw) else None)
+    if isinstance(name, str) and not name.endswith(SCALED):
+        raw["name"] = f"{name}{SCALED}"
+    return {str(key): value for key, value in settings.items()}
+
+
+def _without_null_sweep(raw: Settings) -> Settings:
+    """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
+    if "tune" not in raw or raw["tune"] is not None:
+        return raw
+    kept = {key: value for key, value in as_mapping(raw.get("scale")).items() if head(str(key)) != "tune"}
+    return without_keys(raw, ("tune",)) | ({"scale": kept} if kept else {})
+
+
+def _labels(raw: Raw) -> dict[str, Raw]:
+    """Axis -> label -> settings, of the axes that have labels."""
+    domains = {axis: domain for axis, domain in axes_as_written(raw).items() if len(as_mapping(domain)) == 1}
+    named = {axis: as_mapping(named_settings(raw, axis, domain)) for axis, domain in domains.items()}
+    return {axis: labels for axis, labels in named.items() if labels}
+
+
+def choices_of(raw: Raw, source: str, *, is_scaled: bool) -> dict[str, list[object]]:
+    """Axis -> what a call may choose of it: its labels, those of `scale` as well; nothing where it has values."""
+    both = [raw, layered(raw, {}, source, is_scaled=True)] if is_scaled else [raw]
+    found: dict[str, list[object]] = {axis: [] for each in both for axis in axes_as_written(each)}
+    for each in both:
+        for axis, labels in _labels(each).items():
+            found[axis] += [label for label in labels if label not in found[axis]]
+    return found
+
+
+def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], where: str) -> None:
+    """Leave these labels or values of an axis, in place; an axis that the file does not have is made."""
+    kind = "choice" if value_at(raw, "tune.search") == "optuna" else "grid_search"
+    values: object = list(choices)
+    if axis in library:
+        labels = {str(label): label for label in library[axis]}
+        unknown = [str(choice) for choice in choices if str(choice) not in labels]
+        refuse((Fault(axis, f"has no label {each!r}. {nearest(each, list(labels))}") for each in unknown), where)
+        values = {labels[str(choice)]: library[axis][labels[str(choice)]] for choice in choices}
+        if len(values) < len(choices):
+            raise ConfigError(
+                [Fault(axis, f"names a label twice, got {', '.join(map(str, choices))}; keep one")], where
+            )
+    place = key_of(raw, axis) if axis in axes_as_written(raw) else f"tune.param_space.{axis}"
+    lay_over(raw, {place: {kind: values}}, where, where=where)
+
+
+def _unknown_conditions(raw: Raw, library: Raw) -> Iterator[Fault]:
+    """Labels in `tune.only` that their axis never has."""
+    for axis, conditions in as_mapping(value_at(raw, "tune.only")).items():
+        for other, labels in as_mapping(conditions).items():
+            domain = axes_as_written(raw).get(other)
+            if not isinstance(domain, Mapping) or not is_listed(domain) or not isinstance(labels, list):
+                continue
+            # Without labels, values that the call did not choose are not known any more.
+            names = list(dict.fromkeys(map(str, [*library.get(other, ()), *options(domain)])))
+            for label in labels if other in library else ():
+                if str(label) not in names:
+                    yield Fault(
+                        f"tune.only.{axis}", f"{other} has no label {str(label)!r}. {nearest(str(label), names)}"
+                    )
