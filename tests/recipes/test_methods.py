@@ -229,7 +229,10 @@ def test_univarfls_rounds_and_epochs_vary_and_every_run_measures_the_gradient():
     schedules = set()
     for labels, methods, config in trials("univarfl", "rounds_and_epochs"):
         assert (config.rounds, config.local.epochs) == (labels["T"], labels["E"])
-        assert methods == [*UNIVARFL[labels["method"]], {"diagnostics": {"every": config.rounds // 10, "measures": ["gradient"]}}]
+        assert methods == [
+            *UNIVARFL[labels["method"]],
+            {"diagnostics": {"every": config.rounds // 10, "measures": ["gradient"]}},
+        ]
         assert config.model.name == "univarfl_cnn"
         schedules.add((labels["T"], labels["E"]))
     assert (100, 10) in schedules
