@@ -196,8 +196,8 @@ class ClientView:
       overheard: for latecomers, what this method's `overhear` returned; {} for all others.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
       scratch: dropped after the round.
-      batches: batches() is a fixed-order pass over the local examples, without augmentation; with is_normalised=False
-        the images are pixels in [0, 1], whole, at the size of the model's inputs.
+      batches: batches() is a pass over the local examples, in an order drawn once for the client, without augmentation;
+        with is_normalised=False the images are pixels in [0, 1], whole, at the size of the model's inputs.
       validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
         client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set"). In the
         client's batch size where BatchNorm or dropout make that matter, else in larger batches.

@@ -52,7 +52,7 @@ class Bench(Protocol):
     federation: Federation
     model: BoundModel
 
-    def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]: ...
+    def client_batches(self, client: int, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]: ...
 
     def initial_state(self, client: int) -> Tensor: ...
 
@@ -84,7 +84,7 @@ def client_views(
         state=model.state,
         head=trainer.head,
         model=model,
-        batches=partial(trainer.batches_of, examples),
+        batches=partial(trainer.client_batches, client, examples),
         validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
         validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
         accuracy=trainer.accuracy_on,

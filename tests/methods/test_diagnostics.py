@@ -15,6 +15,7 @@ from methods import diagnostics as build
 from methods.diagnostics import effective_rank
 from raysim.base.errors import ConfigError, MethodError
 from raysim.core.method import Method
+from raysim.data.federation import Federation
 from raysim.engine.messages import MapRequest, pack
 from raysim.engine.scorer import map_features, slices_of
 from tests.support.federations import lora_plan, plan_of, run, server_on
@@ -223,7 +224,7 @@ def test_gradient_is_that_of_the_global_objective(root):
         total = sum(len(plan.manifest.clients[c]) for c in clients)
         grads = [torch.zeros_like(p) for p in twin.model.parameters()]
         for client in clients:
-            rows = plan.manifest.clients[client]
+            rows = twin.pass_rows(client)
             for start in range(0, len(rows), plan.config.local.batch_size):
                 x, y = twin.batch(rows[start : start + plan.config.local.batch_size])
                 found = torch.autograd.grad(twin.loss(twin.model, x, y), list(twin.model.parameters()))
@@ -233,6 +234,25 @@ def test_gradient_is_that_of_the_global_objective(root):
         assert record.metrics["diagnostics/gradient_norm"] == pytest.approx(want, rel=1e-4)
         for name, value in twin.model.state_dict().items():
             value.copy_(server.layout.view(server.state, name))
+
+
+def test_the_order_of_the_rows_in_the_set_hardly_moves_a_measure(root, monkeypatch):
+    """Sets read from folders lie class after class: in batches of one class BatchNorm sees other statistics."""
+    part, methods = {"scheme": "iid", "num_clients": 3}, [{"diagnostics": {"measures": ["gradient"]}}]
+    plan = plan_of(root, methods, model=BATCH_NORM, partition=part, cohort={"size": 3}, data={"test": 0.2}, rounds=9)
+    read, norms = Federation.client, []
+
+    def by_class(federation, client):
+        inputs, targets = read(federation, client)
+        order = np.argsort(targets, kind="stable")
+        return inputs[order], targets[order]
+
+    for client in (read, by_class):
+        server = run(plan, root, rounds=8)
+        with monkeypatch.context() as patch:
+            patch.setattr(Federation, "client", client)
+            norms.append(server.run_round(8).metrics["diagnostics/gradient_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_a_round_matches_the_formula_on_naive_clients(name, norm, options, root)
     above, below, sizes = {}, {}, [len(plan.manifest.clients[c]) for c in clients]
     for client in clients:
         model, _ = naive.local(client, 0)
-        rows = plan.manifest.clients[client]
+        rows = naive.pass_rows(client)
         count = min(len(rows), options.get("num_examples", len(rows)))
         kind = "weighted" if name == "fed-mammoth" else options.get("kind", "exact")
         found = naive_fisher(model, *naive.batch(rows[:count]), kind)

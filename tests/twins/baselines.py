@@ -116,7 +116,7 @@ class NaiveElastic(Naive):
 
     def finish(self, client, round_index, model, anchor, steps, lr):
         at_start = copy.deepcopy(self.model).train()
-        rows = self.plan.manifest.clients[client]
+        rows = self.pass_rows(client)
         generator = torch_generator(derive_seed(self.config.seed, "method/elastic", round_index, client))
         count = max(min(2, len(rows)), int(self.ratio * len(rows)))
         chosen = sorted(torch.randperm(len(rows), generator=generator)[:count].tolist())

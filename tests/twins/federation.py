@@ -86,6 +86,12 @@ class Naive:
     def lr(self, round_index):
         return self.config.local.lr * self.config.local.lr_decay**round_index
 
+    def pass_rows(self, client):
+        """The client's rows in the order of a pass that measures."""
+        rows = self.plan.manifest.clients[client]
+        generator = torch_generator(derive_seed(self.config.seed, "pass", client=client))
+        return rows[torch.randperm(len(rows), generator=generator).numpy()]
+
     def batch(self, rows):
         images, labels = self.inputs.take(rows)
         x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
