@@ -174,14 +174,18 @@ class RunFolder:
         write_file(self.seal, self._seal().encode())
 
     def _seal(self) -> str:
-        results = (self.progress, self.confusion, self.summary, self.model)
+        results = (self.config, self.progress, self.confusion, self.summary, self.model)
         return seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])
 
     def check_unchanged(self, *paths: Path) -> None:
         """For results of a finished run, before they are read; see `refuse_changed`. Those of others have no seal."""
+        if (seal := self._sealed_in()) is not None:
+            refuse_changed(self.path, seal, paths)
+
+    def _sealed_in(self) -> Path | None:
+        """The file with the SHA-256 of a finished run's results; None where there is none."""
         place = {"completed": self.path / "COMPLETED", "stopped": self.seal}.get(self.status.name)
-        if place is not None and place.is_file():
-            refuse_changed(self.path, place, paths)
+        return place if place is not None and place.is_file() else None
 
     def clear(self, *marks: Mark) -> None:
         """Take marks back, before the run goes on."""
@@ -214,7 +218,8 @@ class RunFolder:
     # --- whole files --------------------------------------------------------------------------------------------------
 
     def read_config(self) -> Settings:
-        """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError."""
+        """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError, DataError."""
+        self.check_unchanged(self.config)
         return dict(written_yaml(regular_file(self.config).read_text()))
 
     def write_config(self, config: Mapping[str, object]) -> None:
@@ -222,6 +227,9 @@ class RunFolder:
         note = note_of_values(config)
         head = f"# {note}.\n" if note else ""
         write_file(self.config, (head + yaml.safe_dump(dict(config), sort_keys=False)).encode())
+        if (seal := self._sealed_in()) is not None:  # of a finished run, labels and `report` may change
+            lines = [line for line in seal.read_text().splitlines() if not line.endswith(f"  {self.config.name}")]
+            write_file(seal, ("\n".join(lines) + "\n" + seal_of(self.path, [self.config])).encode())
 
     def read_json(self, path: Path) -> Settings:
         """One of the JSON files. Raises OSError, ValueError; DataError: it was changed since the run is finished."""
