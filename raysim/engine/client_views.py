@@ -52,7 +52,7 @@ class Bench(Protocol):
     federation: Federation
     model: BoundModel
 
-    def client_batches(self, client: int, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]: ...
+    def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]: ...
 
     def initial_state(self, client: int) -> Tensor: ...
 
@@ -84,7 +84,7 @@ def client_views(
         state=model.state,
         head=trainer.head,
         model=model,
-        batches=partial(trainer.client_batches, client, examples),
+        batches=partial(_drawn_batches, trainer, client, examples),
         validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
         validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
         accuracy=trainer.accuracy_on,
@@ -101,6 +101,14 @@ def client_views(
         )
         for method in current.phase.methods
     }
+
+
+def _drawn_batches(trainer: Bench, client: int, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
+    """See `ClientView.batches`. In an order drawn once: sets from folders lie class after class, which BatchNorm sees."""
+    generator = torch_generator(derive_seed(trainer.seed, "pass", client=client))
+    order = torch.randperm(len(examples), generator=generator).to(examples.targets.device)
+    drawn = Examples(examples.inputs[order], examples.targets[order])
+    return trainer.batches_of(drawn, is_normalised=is_normalised)
 
 
 def _group_counts(examples: Examples, num_groups: int) -> Tensor:

@@ -221,13 +221,6 @@ class Trainer:
         shape = (max(1, len(federation.domains)), self.num_groups)
         return cell_means(values, score.labels, federation.test_domains, shape)
 
-    def client_batches(self, client: int, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
-        """See `ClientView.batches`. In an order drawn once: sets from folders lie class after class, which BatchNorm sees."""
-        generator = torch_generator(derive_seed(self.seed, "pass", client=client))
-        order = torch.randperm(len(examples), generator=generator).to(examples.targets.device)
-        drawn = Examples(examples.inputs[order], examples.targets[order])
-        return self.batches_of(drawn, is_normalised=is_normalised)
-
     def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
         """One pass in stored order, as models are scored."""
         transform = self.transform if is_normalised else self.transform.plain

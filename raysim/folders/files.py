@@ -109,6 +109,13 @@ def seal_of(folder: Path, paths: Iterable[Path]) -> str:
     return "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
 
 
+def seal_again(folder: Path, seal: Path, path: Path) -> None:
+    """Replace the line of one file in a seal."""
+    name = path.relative_to(folder).as_posix()
+    lines = [line for line in seal.read_text().splitlines() if not line.endswith(f"  {name}")]
+    write_file(seal, ("\n".join(lines) + "\n" + seal_of(folder, [path])).encode())
+
+
 def refuse_changed(folder: Path, seal: Path, paths: Iterable[Path]) -> None:
     """Compare files of a run with the lines that `seal` holds; those that are missing, or not sealed, pass.
 

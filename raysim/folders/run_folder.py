@@ -26,7 +26,7 @@ from raysim.base.own_code import note_of_values
 from raysim.base.reading import read_json, regular_file
 from raysim.base.settings import Settings
 from raysim.base.texts import visible
-from raysim.folders.files import LoggedArrays, refuse_changed, replaced_file, seal_of, write_file
+from raysim.folders.files import LoggedArrays, refuse_changed, replaced_file, seal_again, seal_of, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
@@ -228,8 +228,7 @@ class RunFolder:
         head = f"# {note}.\n" if note else ""
         write_file(self.config, (head + yaml.safe_dump(dict(config), sort_keys=False)).encode())
         if (seal := self._sealed_in()) is not None:  # of a finished run, labels and `report` may change
-            lines = [line for line in seal.read_text().splitlines() if not line.endswith(f"  {self.config.name}")]
-            write_file(seal, ("\n".join(lines) + "\n" + seal_of(self.path, [self.config])).encode())
+            seal_again(self.path, seal, self.config)
 
     def read_json(self, path: Path) -> Settings:
         """One of the JSON files. Raises OSError, ValueError; DataError: it was changed since the run is finished."""
