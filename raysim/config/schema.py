@@ -142,11 +142,11 @@ class StopGroup(Group):
 class TuneGroup(Group):
     search: Literal["grid", "random", "sobol", "optuna"] = key(
         "random",
-        "how ranges are drawn: random; sobol: spread evenly; optuna (an extra): learns from finished trials; grid: no ranges",
+        "how ranges are drawn: random; sobol: spread evenly; optuna: learns from finished trials; grid: no ranges",
     )
     num_samples: int = key(1, "draws from the ranges; each draw runs with every combination of the lists", ge=1)
     space: dict[str, Settings] = key(
-        {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain of Ray Tune, see raysim/config/sweep.py"
+        {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain, see raysim/config/sweep.py"
     )
     param_space: dict[str, Settings] = key({}, "lists: axis -> {grid_search: values}, see raysim/config/sweep.py")
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")

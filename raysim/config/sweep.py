@@ -6,7 +6,7 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
       search: random                                  # how ranges are drawn: random, sobol (evenly), optuna (it learns)
       num_samples: 20
       space:                                          # ranges: a key of the configuration and Tune's name of a domain
-        local.lr: {log_uniform: [1e-3, 1e-1]}         # uniform, randint, lograndint, quniform ..., with _ or without
+        local.lr: {log_uniform: [1e-3, 1e-1]}         # uniform, randint, lograndint, quniform, with _ or without
         local.momentum: {choice: [0, 0.9]}
       param_space:                                    # lists: every combination, anew for each draw of the ranges
         seed: {grid_search: [0, 1, 2]}

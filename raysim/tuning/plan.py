@@ -144,9 +144,8 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     planner, probe = (Planner(whole, source, storage, name) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
-        from raysim.tuning.search import Search, end_points, search_faults  # need Tune, as nothing else here does
+        from raysim.tuning.search import Search, end_points  # loads Optuna
 
-        refuse(search_faults(whole, ranges), source)
         ends, refused_ends = probe.plan_all(end_points(whole, ranges))
         _refuse(refused_ends, len(ends), base.tune, source)
         base = _with_metric(base, ends)
@@ -192,8 +191,6 @@ def _base(raw: sweep.Raw, source: str) -> Config:
 
 def _axes(raw: sweep.Raw, settings: TuneGroup, source: str) -> tuple[dict[str, list[Any]], dict[str, Range]]:
     """(axis -> values of a list, axis -> range), checked against the kind of search."""
-    from raysim.tuning.ranges import draws  # Tune
-
     lists, ranges, faults = {}, {}, []
     for axis, domain in sweep.axes(raw, source).items():
         ((name, arguments),) = domain.items()
@@ -205,6 +202,8 @@ def _axes(raw: sweep.Raw, settings: TuneGroup, source: str) -> tuple[dict[str, l
         elif settings.search == "grid":
             text = "is a range, and a grid has lists only; set tune.search to random, or write grid_search"
         else:
+            from raysim.tuning.ranges import draws  # loads Optuna
+
             try:
                 ranges[axis] = draws(name, sweep.options(domain) if name == "choice" else arguments)
             except (ValueError, TypeError) as error:
@@ -244,7 +243,7 @@ def _points(
             if settings.search == "sobol":
                 drawn = {axis: ranges[axis].at(float(share)) for axis, share in zip(ranges, next(shares), strict=True)}
             else:
-                drawn = {axis: ranges[axis].draw(generators[axis]) for axis in ranges if axis in values}
+                drawn = {axis: ranges[axis].at(generators[axis].random()) for axis in ranges if axis in values}
             yield {axis: drawn.get(axis, value) for axis, value in values.items()}
 
 

@@ -13,7 +13,7 @@ from raysim.core.seeding import derive_seed
 from raysim.folders.files import write_file
 from raysim.folders.storage import Copy
 from raysim.tuning.planner import Planner, SweepTrial
-from raysim.tuning.ranges import Range, Tried, optuna_fault, suggest
+from raysim.tuning.ranges import Range, Tried, as_trial, suggest
 
 FILE = "search.json"
 
@@ -98,18 +98,10 @@ class Search:
         """Whether values have just the axes that count beside each other, each within its range."""
         counted = counting(self._raw, {axis: values.get(axis) for axis in self._ranges})
         try:
-            sound = (self._ranges[axis].domain.is_valid(values[axis]) for axis in counted)
-            return counted.keys() == values.keys() and all(sound)
-        except TypeError:  # a text among numbers
+            as_trial(Tried({axis: values[axis] for axis in counted}, None), self._ranges)
+        except (ValueError, KeyError):
             return False
-
-
-def search_faults(raw: sweep.Raw, ranges: Mapping[str, Range]) -> list[Fault]:
-    """Why Optuna cannot search these ranges: it is not there, or which of them it cannot take."""
-    if text := optuna_fault():
-        return [Fault("tune.search", text)]
-    texts = {axis: optuna_fault(chosen) for axis, chosen in ranges.items()}
-    return [Fault(sweep.key_of(raw, axis), text) for axis, text in texts.items() if text]
+        return counted.keys() == values.keys()
 
 
 def end_points(raw: sweep.Raw, ranges: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, object]]]:

@@ -56,7 +56,7 @@ def by_optuna(seed: int) -> float:
 
 def at_random(seed: int) -> float:
     generator = numpy_generator(derive_seed(seed, "tune.local.lr"))
-    return float(np.nanmin([loss(float(str(RATE.draw(generator)))) for _ in range(BUDGET)]))
+    return float(np.nanmin([loss(float(str(RATE.at(generator.random())))) for _ in range(BUDGET)]))
 
 
 @cache
