@@ -147,6 +147,10 @@ def _print(priced: Sequence[Priced], seconds: float, source: str) -> None:
         more = f"{len(order) - MOST_ROWS} more of them above" if len(order) > MOST_ROWS else ""
         table.add_row("all", more, *_cells(priced))
     print_table(table)
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    out.print(
+        f"times are CPU seconds, as on an idle machine; the load is {load:.1f} on {cores} cores now", markup=False
+    )
 
 
 def _cells(some: Sequence[Priced]) -> list[str]:

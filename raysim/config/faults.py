@@ -109,11 +109,12 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """One error per place: unions report every alternative, of which the first says enough."""
+    """One error per place: of the alternatives of a union, the one with a sentence of its own, or else the first."""
     first: dict[Place, ErrorDetails] = {}
     for error in errors:
         place = tuple(part for part in error["loc"] if not _is_tag(part))
-        first.setdefault(place, {**error, "loc": place})
+        if place not in first or error["type"] == "value_error":
+            first[place] = {**error, "loc": place}
     return list(first.values())
 
 
@@ -171,15 +172,16 @@ def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> F
     last = str(place[-1]) if place else ""
     field = owner.model_fields.get(last)
     choices = _choices(field)
-    if choices and kind not in ("greater_than", "greater_than_equal"):
+    if choices and kind not in ("greater_than", "greater_than_equal", "value_error"):
         kind = "choice"
+    message = error["msg"].removeprefix("Value error, ")
     words = {
         **error.get("ctx", {}),  # the bounds
         "value": error.get("input"),
         "hint": _hint(field),
         "choices": " or ".join(choices),
         "nearest": nearest(last, list(owner.model_fields)),
-        "message": error["msg"][:1].lower() + error["msg"][1:],
+        "message": message[:1].lower() + message[1:],
     }
     sentence = SENTENCES.get(kind, SENTENCES["other"]).format_map(words)
     return Fault(_key((prefix, *place) if prefix else place), sentence)

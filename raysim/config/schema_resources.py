@@ -11,8 +11,10 @@ from raysim.config.keys import Group, key
 
 
 def _is_span(span: dict[str, int]) -> dict[str, int]:
-    if set(span) != {"min", "max"} or span["min"] > span["max"]:
-        raise ValueError("must have min and max, of which max is not the smaller")
+    if missing := {"min", "max"} - set(span):
+        raise ValueError(f"has no {' and no '.join(sorted(missing))}; write {{min: 4, max: 40}}")
+    if span["min"] > span["max"]:
+        raise ValueError(f"has min {span['min']} above max {span['max']}; exchange them")
     return span
 
 

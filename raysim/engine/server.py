@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -51,6 +51,7 @@ class Server:
       on_nonfinite: "error" stops the run, "skip" drops the client from the round.
       evaluate_every: rounds between evaluations; 0: only after the last.
       metrics: further metrics of the test set, by name.
+      clock: seconds of the metrics system/..._s.
     """
 
     pool: Pool
@@ -65,6 +66,7 @@ class Server:
     evaluation_batch: int = 256
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     task: Task = CLASSES
+    clock: Callable[[], float] = time.perf_counter
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, State] = field(default_factory=dict)
     _memories: dict[int, Handle] = field(default_factory=dict)
@@ -101,18 +103,18 @@ class Server:
           ClientError: a client failed. OwnCodeError: the user's own code failed at the server. RaysimError: a
             non-finite update with on_nonfinite="error".
         """
-        began = time.perf_counter()
+        began = self.clock()
         phase_index, phase = self.phase_of(round_index)
         message, start = self._broadcast(round_index, phase_index)
         cohort = self._trained(phase, message, start)
         self._commit_memories(cohort)
-        trained = time.perf_counter()
+        trained = self.clock()
         views = ServerViews(self, cohort, round_index, start)
         weights = self._weigh(phase.stack, views)
         self._apply_weights(phase.stack, views, weights)
-        aggregated = time.perf_counter()
+        aggregated = self.clock()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
-        ended = time.perf_counter()
+        ended = self.clock()
         metrics = cohort_metrics(cohort, message, self.layout, self.sizes, self.task) | scores | views.numbers
         metrics |= {
             "system/round_s": ended - began,

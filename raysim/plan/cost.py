@@ -15,6 +15,7 @@ import numpy as np
 from raysim.base.errors import MethodError
 from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
+from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
@@ -36,7 +37,7 @@ LOOK_ROWS, SCORING_S = 64, 4.0
 #: to take, where there are few pairs: beside other work on the machine a short look says little.
 ROUND_LIMIT_S, PHASE_S = 0.5, 4.0
 
-#: Seconds after which further pairs of network and method are no longer measured.
+#: CPU seconds after which further pairs of network and method are no longer measured.
 LIMIT_S = 60.0
 
 #: Parts of groups that no second of a step depends on.
@@ -204,7 +205,8 @@ class _Rounds:
 
     def __init__(self, plan: Plan, recipe: Recipe):
         self._trainer = make_trainer(recipe)
-        self._server = make_server(recipe, SerialPool(lambda: self._trainer, plan.keeps_memory))
+        server = make_server(recipe, SerialPool(lambda: self._trainer, plan.keeps_memory))
+        self._server = replace(server, clock=clock_of(recipe))
         self._sizes, self._seed, self._played = plan.manifest.sizes, plan.config.seed, 0
 
     def of(self, phase: Phase, steps: int, num_clients: int, batch: float, *, evaluates: bool = False) -> RoundRecord:
@@ -214,11 +216,10 @@ class _Rounds:
         one = replace(one, dropout=0.0, stragglers=0.0, sampling="fixed")
         # Behind phases of no round it has another number. Another round stands behind it, for the last one is evaluated
         # in any case.
-        server = self._server
-        server.phases = self._trainer.phases = (*[replace(one, rounds=0)] * self._played, one, one)
-        server.evaluate_every = int(evaluates)
-        server.seed = _like_all(self._sizes, num_clients, phase.settings.batch_size, batch, self._seed)
+        self._trainer.phases = (*[replace(one, rounds=0)] * self._played, one, one)
+        seed = _like_all(self._sizes, num_clients, phase.settings.batch_size, batch, self._seed)
         self._played += 1
+        server = replace(self._server, phases=self._trainer.phases, evaluate_every=int(evaluates), seed=seed)
         return server.run_round(0)
 
     def of_few_clients(self, phase: Phase, steps: int, batch: float, *, evaluates: bool = False) -> RoundRecord:
@@ -233,8 +234,15 @@ class _Rounds:
                 count = min(2 * count, phase.cohort_size)
 
 
+def clock_of(recipe: Recipe) -> Callable[[], float]:
+    """Seconds of this process's CPUs, which other work on the machine does not change; of a GPU those on the wall."""
+    if recipe.wants_gpu and accelerator() != "cpu":
+        return time.perf_counter
+    return lambda: time.process_time() / recipe.num_threads
+
+
 def _mean(records: Sequence[RoundRecord]) -> RoundRecord:
-    """One round with the mean of each metric: of times, for what the rest of the machine does is a part of the price."""
+    """One round with the mean of each metric."""
     metrics = {key: fmean(record.metrics[key] for record in records) for key in records[0].metrics}
     return replace(records[0], metrics=metrics)
 
@@ -288,10 +296,10 @@ def measure_all(
     networks = {cost.network: cost.pair for cost, _ in pairs.values()}  # one of each is measured whatever it takes
     order = dict.fromkeys([*networks.values(), *pairs])
     rates: dict[str, tuple[Rates, ...]] = {}
-    began = time.perf_counter()
+    began = time.process_time()
     for number, pair in enumerate(order):
         cost, make_plan = pairs[pair]
-        if number < len(networks) or time.perf_counter() - began < limit_s:
+        if number < len(networks) or time.process_time() - began < limit_s:
             on_step(f"measuring a few local steps: {number + 1} of {len(pairs)} pairs of network and methods")
             rates[pair] = measured(make_plan(), cost, min(PHASE_S, limit_s / len(pairs)))
     num_measured = len(rates)

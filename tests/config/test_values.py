@@ -104,8 +104,16 @@ def nested(path, value):
     [
         ({"resources": {"trainers": "x"}}, "resources.trainers", "must be an integer or a mapping or auto, got 'x' ("),
         ({"resources": {"trainers": 1.5}}, "resources.trainers", "must be an integer or a mapping or auto, got 1.5 ("),
-        ({"resources": {"trainers": {"min": 2}}}, "resources.trainers", "must be an integer or a mapping or auto, got"),
-        ({"resources": {"trainers": {"min": 3, "max": 2}}}, "resources.trainers", "must be an integer or a mapping or"),
+        (
+            {"resources": {"trainers": {"min": 2}}},
+            "resources.trainers",
+            "has no max; write {min: 4, max: 40}, got {'min': 2}",
+        ),
+        (
+            {"resources": {"trainers": {"min": 3, "max": 2}}},
+            "resources.trainers",
+            "has min 3 above max 2; exchange them",
+        ),
         ({"resources": {"gpus_per_trainer": "x"}}, "resources.gpus_per_trainer", "must be a number or auto, got"),
         ({"model": {"channels_last": "x"}}, "model.channels_last", "must be true or false or auto, got 'x'"),
         ({"partition": {"scheme": {"a": 1}}}, "partition.scheme.a", "has the wrong form, got 'a'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -119,6 +120,14 @@ def test_a_slow_network_scores_few_rows_and_the_price_is_that_of_all(
     assert rates.client_s == pytest.approx(scoring_s * len(plan.manifest.validation), rel=0.2)
     assert rates.step_s == pytest.approx(step_s)
     assert sum(steps[1:]) == 2 * (3 * 2 + 8 if step_s < 1 else 3 * 1 + 3)
+
+
+def test_what_waits_for_other_work_is_not_priced(root, tmp_path, monkeypatch):
+    """A second of waiting in each round, as on a busy machine, is no CPU second."""
+    plan, broadcast = a_plan(root, tmp_path), Server._broadcast
+    monkeypatch.setattr(Server, "_broadcast", lambda *given: (time.sleep(1.0), broadcast(*given))[1])
+    (rates,) = measured(plan, cost_of(plan), 0.0)
+    assert 0 < rates.client_s * plan.config.cohort_size < 0.9
 
 
 def test_a_step_costs_the_slope_and_a_client_what_is_left():
