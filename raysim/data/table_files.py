@@ -6,8 +6,10 @@ a word (one-hot), or with `--codes` the number of its word. What is fitted, word
 
 from __future__ import annotations
 
+import csv
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +26,20 @@ from raysim.data.rows import in_batches
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-#: A number as Germans and others write it.
-DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+#: Numbers that pandas reads as words -> (what they are, how to write them).
+WRITTEN_NUMBERS = {
+    re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?|-?\d+,\d*|-?,\d+"): (
+        "a number with a comma",
+        "write decimal points, and nothing between thousands",
+    ),
+    re.compile(r"-?[\d.,]+\s*%"): ("a percentage", "write it as a number without the sign"),
+}
+DATES = {
+    re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?"): (
+        "a date",
+        "write numbers, such as days since a fixed day, or remove the column",
+    )
+}
 
 #: Whole numbers of at most so many values are classes; a column with more numbers than that holds no words.
 FEW = 20
@@ -105,6 +119,9 @@ def _frame(path: Path) -> DataFrame:
         else:
             frame = csv_frame(file, index_col=False)
     frame.columns = [str(name).strip() for name in frame.columns]
+    if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
+        mend = "rename or remove one of them"
+        raise DataError(f"the column {twice[0]!r} stands twice in the header", str(path), mend)
     if unnamed := [place for place, name in enumerate(frame.columns, 1) if not name or name.startswith("Unnamed: ")]:
         mend = "name it, or remove it; pandas writes such a column for its index, unless to_csv has index=False"
         raise DataError(f"column {unnamed[0]} has no name", str(path), mend)
@@ -126,11 +143,9 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         frame = pd.read_csv(path, sep=delimiter, skipinitialspace=True, dtype_backend="numpy_nullable", **how)
-    for name in frame.columns:
-        words = [] if _is_numeric(frame[name]) else [str(word).strip() for word in frame[name].dropna()]
-        if words and all(map(DECIMAL_COMMA.fullmatch, words)):
-            what = f"column {name!r} has numbers with a comma, such as {words[0]!r}"
-            raise DataError(what, str(path), "write decimal points, and nothing between thousands")
+    if "names" not in how:  # pandas renames the second of two equal names
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            frame.columns = next(csv.reader(file, delimiter=delimiter, skipinitialspace=True))
     return frame
 
 
@@ -214,6 +229,8 @@ def _inputs(
     names: list[str] = []
     for name in inputs:
         column = _numbers(table, name) if _is_numeric(table.frame[name]) else _words(table, name)
+        if column.dtype != np.float64:
+            _refuse_written_numbers(table, name, WRITTEN_NUMBERS | DATES)
         if fills and column.isna().to_numpy()[is_training].all():
             what = f"no value in the training rows of column {name!r}"
             raise DataError(what, str(table.files[0]), "remove the column")
@@ -252,6 +269,23 @@ def _words(table: TableRows, name: str) -> Series:
     if not (is_string_dtype(dtype) or is_object_dtype(dtype)):
         raise DataError(f"a column {name!r} of type {dtype}", str(table.files[0]), "give numbers or words")
     return column.astype(object).map(str, na_action="ignore").where(column.notna(), np.nan)
+
+
+def _refuse_written_numbers(
+    table: TableRows, name: str, kinds: Mapping[re.Pattern[str], tuple[str, str]] = WRITTEN_NUMBERS
+) -> None:
+    """DataError for a column of words with a number that is written for people, or with words that differ by a blank."""
+    words = table.frame[name].astype(object).map(str, na_action="ignore").fillna("")
+    for pattern, (kind, mend) in kinds.items():
+        is_one = words.str.fullmatch(pattern).to_numpy(bool)
+        if is_one.any():
+            where = table.place(name, is_one)
+            raise DataError(f"{words[is_one].iloc[0]!r} is {kind}, and would be read as a word,", where, mend)
+    bare = words.str.strip()
+    is_padded = ((words != bare) & (words.groupby(bare).transform("nunique") > 1)).to_numpy(bool)
+    if is_padded.any():
+        what = f"the word {words[is_padded].iloc[0]!r} differs by blanks from another one"
+        raise DataError(what, table.place(name, is_padded), "remove the blanks")
 
 
 def _refuse_stray_word(table: TableRows, name: str, column: Series) -> None:
@@ -307,11 +341,17 @@ def _kind(column: Series) -> str:
         return "bool"
     if not _is_numeric(column):
         return "words"
-    return "int" if types.is_integer_dtype(column.dtype) else "float"
+    is_whole = types.is_integer_dtype(column.dtype) or bool(
+        (column.dropna() % 1 == 0).all()
+    )  # pandas writes 1.0 beside a gap
+    return "int" if is_whole else "float"
 
 
 def _target(table: TableRows, targets: Sequence[str], asked: str | None) -> tuple[str, tuple[str, ...], np.ndarray]:
     """(task, names of the outputs, targets with the type of the task)."""
+    for name in targets:
+        if not _is_numeric(table.frame[name]):
+            _refuse_written_numbers(table, name)
     kinds = {name: _kind(table.frame[name]) for name in targets}
     task = asked or _task_of(table, kinds)
     where = f"{table.files[0]}, --target {','.join(targets)}"

@@ -54,6 +54,13 @@ def test_numbers_stay_and_words_become_a_column_each(table, tmp_path):
     assert source.splits is None
 
 
+def test_whole_numbers_with_a_fraction_of_zero_are_classes(table, tmp_path):
+    """As pandas writes whole numbers of a column with a gap."""
+    source, inputs, targets = read(table("a,y\n1,0.0\n2,2.0\n3,1.0\n4,\n"), tmp_path, target="y", missing="drop")
+    assert (source.info.task, source.info.classes, targets.tolist()) == ("classes", ("0", "1", "2"), [0, 2, 1])
+    assert (source.info.columns, len(inputs)) == (("a",), 3)
+
+
 def test_codes_number_the_sorted_words(table, tmp_path):
     source, inputs, _ = read(table(PEOPLE), tmp_path, target="income", codes=True)
     assert source.info.columns == ("age", "job", "town", "member", "score")
@@ -191,8 +198,18 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
             r"the word '\?' in a column of numbers.*row 31",
         ),
         ("a,y\n" + "".join(f"w{i}x,{i % 2}\n" for i in range(1001)), {"target": "y"}, "1,001 different words .*--codes"),
-        ("a;y\n1,5;0\n2,25;1\n", {"target": "y"}, r"column 'a' has numbers with a comma, such as '1,5' .*decimal points"),
-        ("a;y\n1;0,5\n2;1,5\n", {"target": "y"}, r"column 'y' has numbers with a comma"),
+        ("a;y\n1,5;0\n2,25;1\n", {"target": "y"}, r"'1,5' is a number with a comma.*decimal points"),
+        ("a,y,y\n1,0,0\n2,1,1\n", {"target": "y"}, "the column 'y' stands twice in the header"),
+        ("a,a,y\n1,0,0\n2,1,1\n", {"target": "y"}, "the column 'a' stands twice"),
+        ("a,y , y\n1,0,0\n2,1,1\n", {"target": "y"}, "the column 'y' stands twice"),
+        ('a,y\n"1,5",0\n2,1\n', {"target": "y"}, r"'1,5' is a number with a comma.*column 'a', row 1"),
+        ('a,y\n3,0\n"1,234,567",1\n', {"target": "y"}, r"'1,234,567' is a number with a comma.*row 2"),
+        ("a,y\n3,0\n12.5%,1\n", {"target": "y"}, r"'12.5%' is a percentage.*row 2\. Write it as a number"),
+        ("a,y\n2024-01-31,0\n2024-02-01,1\n", {"target": "y"}, r"'2024-01-31' is a date.*Write numbers, such as days"),
+        ("a,y\nx,0\n31.1.2024,1\n", {"target": "y"}, r"'31.1.2024' is a date.*row 2"),
+        ("a,y\nyes,0\nno,1\nyes ,1\n", {"target": "y"}, r"the word 'yes ' differs by blanks from another.*row 3"),
+        ("a,y\n1,yes\n2,no\n3,yes \n", {"target": "y"}, r"the word 'yes ' differs by blanks.*column 'y', row 3"),
+        ("a;y\n1;0,5\n2;1,5\n", {"target": "y"}, r"'0,5' is a number with a comma"),
         ("a,y\n,0\n,1\n", {"target": "y", "missing": "mean"}, "no value in the training rows of column 'a'"),
         ("a,y\n,0\n,1\n", {"target": "y", "missing": "drop"}, "a missing value in every row"),
     ],

@@ -22,7 +22,6 @@ WRITINGS = {
     "comma": lambda value: repr(value).replace(".", ","),
     "thousands": lambda value: f"{value * 1e6:,.0f}",
     "percent": lambda value: f"{value:.1f}%",
-    "euro": lambda value: f"{value:.2f} EUR",
     "date": lambda value: f"2024-01-{1 + abs(round(value)) % 28:02d}",
     "day": lambda value: f"{1 + abs(round(value)) % 28:02d}.01.2024",
 }
