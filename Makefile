@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu test-device lint notebooks pictures screenshots bench bench-peers fuzz docs clean
+.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu test-device test-tools lint notebooks pictures screenshots bench bench-peers fuzz docs clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,10 @@ test-gpu: setup
 # On a device made for the tests, which has the CPU's arithmetic and a card's rules: tests/device/other.py.
 test-device: setup
 	$(BIN)/python -m pytest -n 2 tests/device
+
+# Tests of the benchmarks, and the short part of the fuzzing.
+test-tools: setup
+	$(BIN)/python -m pytest -n 2 tests/bench tests/fuzz
 
 lint: setup
 	$(BIN)/ruff check .

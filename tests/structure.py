@@ -99,6 +99,17 @@ def shared_file_names() -> dict[str, list[str]]:
     return {name: sorted(homes) for name, homes in sorted(rooms.items()) if len(homes) > 1}
 
 
+def shared_functions() -> set[str]:
+    """Names of public functions, outside of classes, that stand in several files."""
+    homes = Counter(
+        node.name
+        for path in sources()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    )
+    return {name for name, count in homes.items() if count > 1}
+
+
 def num_keys() -> int:
     """Keys of a configuration, groups too; those of a kind of group count once."""
     from raysim.cli.completion import ConfigFile
@@ -119,6 +130,7 @@ def main() -> None:
     print("lines of code by room: " + ", ".join(f"{room} {count}" for room, count in rooms.most_common()))
     print(f"folders of more than {FOLDER_FILES} files: {full_folders()}")
     print(f"names of files in several rooms: {shared_file_names()}")
+    print(f"names of public functions in several files: {len(shared_functions())} {sorted(shared_functions())}")
     print(f"keys of a configuration: {num_keys()}")
     classes = too_long((ast.ClassDef,), CLASS_LINES)
     print(f"classes over {CLASS_LINES} lines: {len(classes)} {classes}")

@@ -18,9 +18,9 @@ from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.figures import along, bar_figure, named_runs, rounds_of
 from raysim.reporting.measure import logged
-from raysim.reporting.panels import COLOURS, MARKERS, grid, legend, pages, rounds_below, styles_of, wrap
+from raysim.reporting.panels import COLOURS, MARKERS, legend, pages, panel_grid, rounds_below, styles_of, wrap
 from raysim.reporting.published import canonical
-from raysim.reporting.tables import Cell, Column, Table, describe, heading, text
+from raysim.reporting.tables import Cell, Column, Table, heading, label_text, text
 
 
 def imbalance(report: ReportContents) -> Iterator[Figure]:
@@ -62,7 +62,7 @@ def _by_granularity(cells: Sequence[Cell], without: Sequence[str]) -> dict[str, 
     groups: dict[str, dict[str, Cell]] = {}
     for cell in cells:
         rest = {key: value for key, value in cell.labels.items() if key not in without}
-        groups.setdefault(describe(rest), {})[text(cell.labels["granularity"])] = cell
+        groups.setdefault(label_text(rest), {})[text(cell.labels["granularity"])] = cell
     return groups
 
 
@@ -76,7 +76,7 @@ def weights(report: ReportContents) -> Iterator[Figure]:
     """
     tables = ((name, run, run.client_rows()) for name, run in named_runs(report.tables))
     for runs in pages((name, run, table) for name, run, table in tables if table is not None):
-        figure, panels = grid(len(runs), width=3.3, height=2.6)
+        figure, panels = panel_grid(len(runs), width=3.3, height=2.6)
         for axes, (name, run, table) in zip(panels, runs, strict=True):
             is_nine_plus_one = (run.read_config().get("partition") or {}).get("scheme") == "nine_plus_one"
             bold = 1 if report.group.client is None and is_nine_plus_one else report.group.client
@@ -180,7 +180,7 @@ def _beside(table: Table, column: Column) -> str:
 
 
 def _premise_figure(title: str, panels: Sequence[tuple[str, Cell, dict[int, np.ndarray]]]) -> Figure:
-    figure, all_axes = grid(len(panels), width=3.3, height=2.8)
+    figure, all_axes = panel_grid(len(panels), width=3.3, height=2.8)
     for axes, (name, cell, rounds) in zip(all_axes, panels, strict=True):
         for index, colour, marker in zip(rounds, COLOURS, MARKERS, strict=False):
             gradients, accuracies = rounds[index].T

@@ -11,10 +11,10 @@ from matplotlib.ticker import MaxNLocator
 
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import ReportContents, choosing, selection_shares
-from raysim.reporting.figures import column_title, grouped_bars, line_figure, measured, rounds_of
-from raysim.reporting.panels import grid, legend, pages, wrap
-from raysim.reporting.significance import base_of
-from raysim.reporting.tables import Cell, Column, Table, describe, heading
+from raysim.reporting.figures import cell_lines, column_title, grouped_bars, line_figure, rounds_of
+from raysim.reporting.panels import legend, pages, panel_grid, wrap
+from raysim.reporting.significance import base_row
+from raysim.reporting.tables import Cell, Column, Table, heading, label_text
 
 #: What `diagnostics` logs of the features, and how it is called in figures.
 DISTANCES = {
@@ -37,7 +37,7 @@ def representation(report: ReportContents) -> Iterator[Figure]:
     Missing: no run logged distances of features; add diagnostics to its methods.
     """
     for table in report.tables:
-        lines = {name: measured(table, rounds_of, f"diagnostics/{name}") for name in DISTANCES}
+        lines = {name: cell_lines(table, rounds_of, f"diagnostics/{name}") for name in DISTANCES}
         columns = [column for column in table.columns if any(column in found for found in lines.values())]
         panels = [
             (wrap(DISTANCES[name]) + _below(table, column), lines[name].get(column, {}))
@@ -63,7 +63,7 @@ def drift(report: ReportContents) -> Iterator[Figure]:
             drifts = {row: rounds_of(cell, "diagnostics/drift") for row, cell in table.column_cells(column).items()}
             lines = {}
             for row, drift in drifts.items():
-                base = base_of(row, list(drifts), baseline)
+                base = base_row(row, list(drifts), baseline)
                 if base in drifts:
                     base_drift, own_drift = drifts[base].align(drift, join="inner")
                     if not own_drift.empty:
@@ -89,11 +89,11 @@ def agreement(report: ReportContents) -> Iterator[Figure]:
     panels: list[tuple[str, list[np.ndarray]]] = []
     for table in report.tables:
         for column in table.columns:
-            name = wrap(describe(table.labels)) + _below(table, column)
+            name = wrap(label_text(table.labels)) + _below(table, column)
             logged = (_first_agreement(cell) for cell in table.column_cells(column).values())
             panels += islice(((name, values) for values in logged if values), 1)
     for some in pages(panels):
-        figure, all_axes = grid(len(some))
+        figure, all_axes = panel_grid(len(some))
         for axes, (name, values) in zip(all_axes, some, strict=True):
             pooled = np.concatenate(values)
             axes.hist(pooled, bins=min(30, max(8, len(pooled) // 4)), color="#0072B2", edgecolor="white", linewidth=0.4)
@@ -131,7 +131,7 @@ def selection(report: ReportContents) -> Iterator[Figure]:
     for table in report.tables:
         shares = selection_shares(table, report.theirs)
         if shares:
-            figure, (axes,) = grid(1, width=min(14.0, 2.5 + 0.7 * len(shares)), height=3.2)
+            figure, (axes,) = panel_grid(1, width=min(14.0, 2.5 + 0.7 * len(shares)), height=3.2)
             grouped_bars(axes, shares, choosing(table, shares), report.styles, edge=1.0, cap=2)
             axes.set_xticks(range(len(shares)), [wrap(b.replace(" (", "\n("), 14) for b in shares], fontsize=7)
             axes.set(ylabel="chosen (%)", title=table.title, ylim=(0, None))

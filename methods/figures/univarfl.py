@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from raysim.reporting.contents import ReportContents
-from raysim.reporting.figures import column_title, line_figure, measured
+from raysim.reporting.figures import cell_lines, column_title, line_figure
 from raysim.reporting.measure import logged
 from raysim.reporting.panels import pages
 from raysim.reporting.tables import Cell
@@ -24,7 +24,7 @@ def spectrum(report: ReportContents) -> Iterator[Figure]:
     Missing: no run logged singular values; add diagnostics to its methods.
     """
     for table in report.tables:
-        columns = measured(table, _last_spectra)
+        columns = cell_lines(table, _last_spectra)
         for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
             figure = line_figure(table.title, panels, report.styles, ylabel="relative singular value", width=3.4)
             for axes, (_, spectra) in zip(figure.axes, panels, strict=True):

@@ -46,12 +46,12 @@ def rows_of_run(
     for factor, bins in enumerate(bins_of(torch.from_numpy(importance), cuts)):
         name = "ab"[factor]
         rows[f"importance_{name}"] = importance[..., factor].ravel()
-        rows[f"quantile_{name}"] = ranks(importance[..., factor].ravel())
+        rows[f"quantile_{name}"] = quantile_ranks(importance[..., factor].ravel())
         rows[f"bin_{name}"] = bins.flatten().numpy()
     return rows.assign(num_examples=np.repeat(num_examples.astype(float), width), coefficient=coefficients.ravel())
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
+def quantile_ranks(values: np.ndarray) -> np.ndarray:
     """(n,) in [0, 1]: 0 the smallest, 1 the largest, ties at their mean rank; 0.5 where there is but one value."""
     from scipy.stats import rankdata
 
@@ -163,7 +163,11 @@ def calibration(
 ) -> Result:
     """The table of the rows, and the numbers beside it. settings: kept as they are."""
     table, counts = table_from(explanation, rows[["bin_a", "bin_b"]].to_numpy())
-    quantiles = (rows["quantile_a"].to_numpy(), rows["quantile_b"].to_numpy(), ranks(rows["num_examples"].to_numpy()))
+    quantiles = (
+        rows["quantile_a"].to_numpy(),
+        rows["quantile_b"].to_numpy(),
+        quantile_ranks(rows["num_examples"].to_numpy()),
+    )
     shap_values = dict(zip(explanation.features, explanation.contributions.T, strict=True))
     return {
         "table": table.tolist(),

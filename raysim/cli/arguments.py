@@ -8,40 +8,42 @@ import typer
 from typer import Argument, Option
 
 
-def completions(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_words(ctx: typer.Context, incomplete: str) -> list[str]:
     """What the shell offers for a word of a verb that takes a configuration and settings."""
     from raysim.cli.completion import complete_call
 
     return complete_call(ctx, incomplete)
 
 
-def method_names(incomplete: str) -> list[str]:
+def complete_methods(incomplete: str) -> list[str]:
     from raysim.cli import completion
 
-    return [name for name in completion.method_names() if name.startswith(incomplete)]
+    return [name for name in completion.known_methods() if name.startswith(incomplete)]
 
 
 def shipped_names() -> list[str]:
-    from raysim.cli.recipes import completions
+    from raysim.cli.recipes import file_names
 
-    return completions()
+    return file_names()
 
 
 def configuration(meaning: str) -> Any:
     """The argument of a verb that takes a configuration."""
-    return Argument(help=meaning, autocompletion=completions)
+    return Argument(help=meaning, autocompletion=complete_words)
 
 
 Overrides = Annotated[
     list[str] | None,
-    Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]", autocompletion=completions),
+    Argument(
+        help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]", autocompletion=complete_words
+    ),
 ]
 GridOverrides = Annotated[
     list[str] | None,
     Argument(
         help="settings as key=value; key=1,2,3 makes an axis of a grid",
         metavar="[a.b=c,d ...]",
-        autocompletion=completions,
+        autocompletion=complete_words,
     ),
 ]
 Planned = Annotated[bool, Option("--plan", help="print what it will cost and stop; trains a few steps")]

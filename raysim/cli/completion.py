@@ -43,7 +43,7 @@ def completions(before: Sequence[str], incomplete: str) -> list[str]:
         pieces.insert(0, earlier.pop())
     word = "".join(pieces)
     fixed = word if incomplete in BREAKS else "".join(pieces[:-1])
-    offered = settings(word) if earlier else configurations(word)
+    offered = _setting_words(word) if earlier else configurations(word)
     return [each.removeprefix(fixed) for each in offered]
 
 
@@ -57,11 +57,11 @@ def configurations(word: str) -> list[str]:
     return [*names, *files, *(f"{path.name}/" for path in paths if path.is_dir())]
 
 
-def settings(word: str) -> list[str]:
+def _setting_words(word: str) -> list[str]:
     """Keys that begin so; behind a key that takes certain words, these; behind `methods=`, a list of methods."""
     if word.startswith("methods="):
         listed, _, begun = word.removeprefix("methods=").lstrip("[").rpartition(",")
-        others = [name for name in method_names() if name.startswith(begun) and name not in listed.split(",")]
+        others = [name for name in known_methods() if name.startswith(begun) and name not in listed.split(",")]
         return [f"methods=[{listed}{',' * bool(listed)}{name}]" for name in others]
     key, equals, _ = word.partition("=")
     if equals:
@@ -87,7 +87,7 @@ def _keys(group: type[BaseModel], above: str = "") -> Iterator[tuple[str, tuple[
 
 
 @cache
-def method_names() -> tuple[str, ...]:
+def known_methods() -> tuple[str, ...]:
     """The names of the methods, as their package lists them; read without an import, which would load PyTorch."""
     package = importlib.util.find_spec("methods")
     if package is None or package.origin is None:

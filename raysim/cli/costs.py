@@ -136,7 +136,7 @@ def _print(priced: Sequence[Priced], seconds: float, source: str) -> None:
     groups: dict[tuple[str, str], list[Priced]] = defaultdict(list)
     for each in priced:
         groups[each.config.model.name, methods_label(each.config.methods)].append(each)
-    table = Table(title=escape(f"{source}: {text_of(seconds)} on this machine"))
+    table = Table(title=escape(f"{source}: {_text_of(seconds)} on this machine"))
     columns = ("runs", "rounds", "local steps", "images trained", "images scored", "MB up", "MB down", "time of runs")
     for column in ("network", "methods", *columns):
         table.add_column(column, justify="right" if column in columns else "left")
@@ -158,10 +158,10 @@ def _cells(some: Sequence[Priced]) -> list[str]:
     counts = [len(some), *(sum(getattr(t, name) for t in totals) for name in ("rounds", "steps", "images"))]
     counts.append(sum(each.cost.scored for each in some))
     sent = (f"{sum(each.mb(way) for each in some):,.1f}" for way in ("up", "down"))
-    return [*(f"{count:,}" for count in counts), *sent, text_of(sum(each.seconds for each in some))]
+    return [*(f"{count:,}" for count in counts), *sent, _text_of(sum(each.seconds for each in some))]
 
 
-def text_of(seconds: float) -> str:
+def _text_of(seconds: float) -> str:
     """Seconds as a reader takes them: "40 s", "12 min", "3.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -17,7 +17,15 @@ from raysim.base.commands import command
 from raysim.base.errors import ConfigError
 from raysim.base.own_code import refuse_shadows
 from raysim.base.uri import is_uri
-from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, configuration, method_names, shipped_names
+from raysim.cli.arguments import (
+    GridOverrides,
+    Overrides,
+    Planned,
+    Scaled,
+    complete_methods,
+    configuration,
+    shipped_names,
+)
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
 from raysim.cli.terminal import (
@@ -44,7 +52,7 @@ def _show_version(is_asked: bool) -> None:
 
 
 @app.callback(help=__doc__)
-def options(
+def common_options(
     version: Annotated[
         bool, Option("--version", is_eager=True, callback=_show_version, help="print the version and stop")
     ] = False,
@@ -232,7 +240,7 @@ def methods(
         Argument(
             metavar="[NAME | KEY=VALUE ...]",
             help="a method or a model; or with --model, settings of the model group, as in stem=small",
-            autocompletion=method_names,
+            autocompletion=complete_methods,
         ),
     ] = None,
     model: Annotated[str | None, Option(help="print the layer blocks of this model instead")] = None,

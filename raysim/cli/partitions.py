@@ -43,7 +43,7 @@ def draw_and_print(raw: Mapping[str, object], source: str, folder: Path) -> None
     for each in drawn:
         manifest, sizes = each.manifest, each.manifest.sizes
         counts = (len(sizes), sizes.sum(), sizes.min(), sizes.max())
-        write(each, folder)
+        _write(each, folder)
         others = (manifest.num_draws, len(manifest.validation), len(manifest.test))
         table.add_row(each.name, *map(str, (*counts, *others)))
     print_table(table)
@@ -100,7 +100,7 @@ def _without_ranges(raw: Mapping[str, object]) -> Settings:
     return listed
 
 
-def write(partition: DrawnPartition, folder: Path) -> Path:
+def _write(partition: DrawnPartition, folder: Path) -> Path:
     """Write partition.json, partition.csv, examples.csv, partition.png and validation.png below the folder; returns where.
 
     Raises:

@@ -109,13 +109,13 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
       raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
     """
     from methods.livar.importance import TABLES
-    from raysim.tuning.calibrate import calibrate, plan_calibration
+    from raysim.tuning.calibrate import plan_calibration, run_calibration
     from raysim.tuning.calibrate_figures import PUBLISHED
 
     with LiveLine() as line:
         line.say(f"checking the runs of {source}")
         plan = plan_calibration(raw, source)
-        result = calibrate(plan, line.listener(), beside)
+        result = run_calibration(plan, line.listener(), beside)
     title = f"raw coefficients ({PUBLISHED}), base {result['base']:.4f}, out-of-bag R2 {result['oob_r2']:.3f}"
     table = Table("", "I_B low", "I_B mid", "I_B high", title=title)
     for column in table.columns:

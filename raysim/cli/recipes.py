@@ -38,7 +38,7 @@ def show(name: str | None, target: str | None, *, is_copy: bool) -> None:
         out.out(shipped_file(name)[1].read_text(), end="")
 
 
-def completions() -> list[str]:
+def file_names() -> list[str]:
     """What the shell offers after `raysim recipes`: names without their kind, since a colon ends a word there."""
     return [*KINDS, *(name.partition(":")[2] for kind in KINDS for name in shipped_files(kind))]
 

@@ -21,7 +21,7 @@ from raysim.data.arrow import PreparedSet, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import Write, clients_per_shard, shard_plan, write_files, write_serially
-from raysim.folders.files import part_of
+from raysim.folders.files import partial_file
 
 #: Of the index; folders of another form are built again.
 FORM = 4
@@ -116,7 +116,7 @@ def _index_text(manifest: Manifest, **more: object) -> str:
 
 
 def _build(missing: Mapping[Path, Manifest], write: Write, on_progress: Callable[[int, int], None]) -> None:
-    parts = {folder: part_of(folder) for folder in missing}
+    parts = {folder: partial_file(folder) for folder in missing}
     for folder in missing:
         for leftover in folder.parent.glob(f".{folder.name}.*.part"):  # of a killed run: the lock is ours
             shutil.rmtree(leftover, ignore_errors=True)

@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 from raysim.base.errors import RaysimError
 from raysim.base.reading import read_json
 from raysim.engine.messages import Packed, Snapshot
-from raysim.folders.files import part_of, sync_folder, write_file
+from raysim.folders.files import partial_file, sync_folder, write_file
 
 ARRAY = "__array__"
 
@@ -84,7 +84,7 @@ class CheckpointStore:
             self._digests[name] = _write_tree(self.folder / name, memory)
             self._memories[client] = name
         target = self.folder / f"round-{next_round:06d}"
-        building = part_of(target)
+        building = partial_file(target)
         digest = _write_tree(building / "server", vars(snapshot))
         used = self._memories.values()
         self._digests = {name: self._digests[name] for name in used}

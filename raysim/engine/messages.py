@@ -68,7 +68,7 @@ def _hear_warning() -> None:
         torch.from_numpy(array)
 
 
-def num_bytes(value: Value) -> int:
+def message_bytes(value: Value) -> int:
     """Bytes of all arrays and tensors inside a value, and 8 for each bare number."""
     sizes: list[int] = []
 

@@ -19,7 +19,7 @@ from raysim.base.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import RoundMessage, num_bytes
+from raysim.engine.messages import RoundMessage, message_bytes
 from raysim.training import metrics as of
 from raysim.training.evaluate import Score
 from raysim.training.metrics import Metric
@@ -92,9 +92,9 @@ def cohort_metrics(
 ) -> dict[str, float]:
     """Training loss, bytes up and down, dropped clients and, where layers are personal, accuracy of the cohort's own models."""
     reports, count = cohort.reports, len(cohort.clients)
-    up = num_bytes(reports.methods) + int(reports.sent_bytes.sum())
+    up = message_bytes(reports.methods) + int(reports.sent_bytes.sum())
     up += 4 * layout.num_params * count * (len(reports.peaks) - 1)  # reported vectors
-    down = count * (layout.shared_bytes + num_bytes(message.fields))  # without what latecomers overhear
+    down = count * (layout.shared_bytes + message_bytes(message.fields))  # without what latecomers overhear
     steps, losses = reports.num_steps[cohort.is_kept], reports.train_loss[cohort.is_kept]
     metrics = {
         "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,
@@ -175,7 +175,7 @@ def evaluation(
         main = task.metrics(score.columns, sizes.num_outputs)[task.main]
         numbers |= {f"server/unseen_{task.main}": main, "server/unseen_loss": score.mean_loss}
         own = of.client_means(task.values(score.columns), sizes.unseen_sizes)
-        numbers |= spread(f"clients/unseen_{task.of_part}", task.finish(own))
+        numbers |= spread_of(f"clients/unseen_{task.of_part}", task.finish(own))
     for name in sizes.test_sets:
         values = task.values(scores[f"test-{name}"].columns)
         numbers[f"server/{task.of_part}_{name}"] = float(task.finish(values.mean()))
@@ -201,13 +201,13 @@ def _of_test_set(score: Score, sizes: FederationSizes, task: Task) -> dict[str, 
                 numbers[f"server/{task.of_part}_domain_{'_'.join(name.split())}"] = mean
     if sizes.test_sizes is not None:
         own = of.client_means(values, sizes.test_sizes)
-        return numbers | spread(f"clients/{task.of_part}", task.finish(own))
+        return numbers | spread_of(f"clients/{task.of_part}", task.finish(own))
     cells = sizes.cells
     table = of.cell_means(values, score.labels, sizes.test_domains, (cells.shape[1], cells.shape[2]))
-    return numbers | spread(f"clients/expected_{task.of_part}", task.finish(of.expected_means(cells, table)))
+    return numbers | spread_of(f"clients/expected_{task.of_part}", task.finish(of.expected_means(cells, table)))
 
 
-def spread(name: str, scores: np.ndarray) -> dict[str, float]:
+def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
     """Mean, worst, and the score that a tenth of the clients is worse than; nothing where no client has one."""
     scored = scores[~np.isnan(scores)]
     if not len(scored):
@@ -230,9 +230,9 @@ def personal_metrics(
         test rows, where it has some.
     """
     if sizes.test_sizes is not None:
-        numbers = spread(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
+        numbers = spread_of(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
     else:
         means = task.finish(of.expected_means(sizes.cells[clients], tables))
-        numbers = spread(f"clients/expected_personal_{task.of_part}", means)
+        numbers = spread_of(f"clients/expected_personal_{task.of_part}", means)
     # A quantile of a few clients says little.
     return {name: value for name, value in numbers.items() if not name.endswith("p10")}

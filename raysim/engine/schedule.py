@@ -137,7 +137,7 @@ def cut_blocks(clients: Sequence[int], work: Sequence[int], first: int = 0) -> l
     ]
 
 
-def assign(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list[list[ClientBlock]]]:
+def assign_blocks(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list[list[ClientBlock]]]:
     """For each trainer its queue of tasks, each some blocks: longest work first to the least loaded trainer.
 
     How blocks are grouped may depend on the trainers at hand, since the fold is exact in any grouping.

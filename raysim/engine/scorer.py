@@ -23,7 +23,7 @@ from raysim.engine.messages import (
 )
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
-from raysim.training.evaluate import Score, features_of, joined
+from raysim.training.evaluate import Score, features_of, joined_slices
 from raysim.training.inputs import bounds_of
 from raysim.training.local import train_locally
 from raysim.training.model import seed_global_stream
@@ -147,7 +147,7 @@ class Scorer:
         parts: dict[str, list[Score]] = {}
         for part, score in zip(slices, self._pool.on_slices(Trainer.evaluate, point, None, slices), strict=True):
             parts.setdefault(part.held_out, []).append(score)
-        return found | {name: joined(scores) for name, scores in parts.items()}
+        return found | {name: joined_slices(scores) for name, scores in parts.items()}
 
     def on_test(self, call: ModelCall, request: MapRequest, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
         """What `map_features` or `map_test` gives for the slices of the test set at a model, in their order."""

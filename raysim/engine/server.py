@@ -33,7 +33,7 @@ from raysim.engine.round_metrics import (
     evaluation,
     layer_block_weights,
 )
-from raysim.engine.schedule import Phase, Queues, assign, choose_cohort, crowd_of, cut_blocks, without_dropouts
+from raysim.engine.schedule import Phase, Queues, assign_blocks, choose_cohort, crowd_of, cut_blocks, without_dropouts
 from raysim.engine.scorer import Scorer
 from raysim.engine.server_views import ServerViews
 from raysim.training.metrics import Metric
@@ -198,7 +198,7 @@ class Server:
             for client in clients.tolist()
         ]
         # The number of trainers comes in only here, after the blocks are cut: no result may depend on it.
-        return assign(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
+        return assign_blocks(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
 
     def _drop_nonfinite(self, cohort: Cohort, round_index: int) -> None:
         is_bad = cohort.has_nonfinite_update()

@@ -15,7 +15,7 @@ from raysim.base.errors import DataError, explained
 from raysim.base.reading import regular_file
 
 
-def part_of(path: Path) -> Path:
+def partial_file(path: Path) -> Path:
     """Where to write what is to take the place of `path`: a name beside it that nobody else has.
 
     Drawn and not made of the process's number, which is 1 in every container.
@@ -30,7 +30,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     Folders above it are made where they are missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = part_of(path)
+    temporary = partial_file(path)
     try:
         yield temporary
         sync_file(temporary)

@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from raysim.base.errors import DataError
 from raysim.base.uri import joined, masked, uri_fault
-from raysim.folders.files import part_of, replaced_file
+from raysim.folders.files import partial_file, replaced_file
 
 #: Seconds that a server may take to accept a connection, and to say a byte; how often either is tried. pyarrow's own limits
 #: let a silent server hold a run for minutes.
@@ -102,7 +102,7 @@ class RemoteFolder:
             fill(target)
             return
         self.system.create_dir(target.rpartition("/")[0], recursive=True)
-        part = part_of(Path(target)).as_posix()
+        part = partial_file(Path(target)).as_posix()
         fill(part)
         self.system.move(part, target)
 

@@ -295,7 +295,7 @@ def _as_fault() -> Iterator[None]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def place_of(storage: str, name: str) -> str:
+def run_place(storage: str, name: str) -> str:
     """Where the run or sweep of that name lies in a storage: a path or a URI."""
     return joined(storage, name) if is_uri(storage) else str(Path(storage) / name)
 

@@ -106,8 +106,8 @@ def _too_many(trainers: int, share: Mapping[str, float], places: Sequence[Mappin
         if trainers * each > (there := sum(room.get(name, 0.0) for room in places)) + 1e-9
     ]
     room = sum(fitting(place, share) for place in places)
-    text = f"{trainers} trainers with {text_of(share)} each were asked for, and the nodes have room for {room}"
-    listed = "; ".join(text_of(named_resources(place)) for place in places)
+    text = f"{trainers} trainers with {resources_text(share)} each were asked for, and the nodes have room for {room}"
+    listed = "; ".join(resources_text(named_resources(place)) for place in places)
     return faults or [Fault("resources.trainers", f"{text} ({listed}); lower it or the share of each, or set auto")]
 
 
@@ -141,6 +141,6 @@ def _plural(name: str) -> str:
     return f"{name}s" if name in ("CPU", "GPU") else name
 
 
-def text_of(share: Mapping[str, float]) -> str:
+def resources_text(share: Mapping[str, float]) -> str:
     """Resources as a message shows them: "{CPU: 1, GPU: 0.25}"."""
     return "{" + ", ".join(f"{name}: {each:g}" for name, each in share.items()) + "}"

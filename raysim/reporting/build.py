@@ -24,7 +24,7 @@ from raysim.reporting.contents import (
 from raysim.reporting.drawing import figure_faults, kinds
 from raysim.reporting.measure import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, Published, published, statistics
-from raysim.reporting.runs import ReportedRun, Settings, changed, find_runs, other_rows, tables_of
+from raysim.reporting.runs import ReportedRun, Settings, changed_settings, find_runs, other_rows, tables_of
 from raysim.reporting.significance import GAINS, over_seeds, over_tables, pairs_of, with_gains
 from raysim.reporting.tables import (
     ACCURACY,
@@ -101,7 +101,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
         report,
         others=() if group.metrics else tuple(other_accuracy(report.tables, group.rows)),
         extras=[*report.extras, *chosen],
-        changed=changed(finished, asked.theirs, group.published),
+        changed=changed_settings(finished, asked.theirs, group.published),
     )
 
 

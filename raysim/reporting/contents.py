@@ -19,7 +19,7 @@ from raysim.folders.run_folder import RunFolder
 from raysim.reporting.measure import BESIDE, ReportMetric, by_round, every_of
 from raysim.reporting.panels import Styles, styles_of
 from raysim.reporting.published import Published, is_same, match
-from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, signed
+from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, with_sign
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Comparison
 from raysim.reporting.tables import (
@@ -29,10 +29,10 @@ from raysim.reporting.tables import (
     all_columns,
     all_rows,
     averages_of,
-    bounds_of,
     heading,
     mean_and_std,
     row_of,
+    upper_bounds,
 )
 
 
@@ -172,7 +172,7 @@ def _ratio(cell: Cell | None, base: Cell | None) -> float | None:
 def _beside(ratio: float | None, printed: Published | None) -> str:
     if printed is None or printed.value is None:
         return ""
-    return f"{printed.value:.2f}" + ("" if ratio is None else f" ({signed(ratio - printed.value)})")
+    return f"{printed.value:.2f}" + ("" if ratio is None else f" ({with_sign(ratio - printed.value)})")
 
 
 def mean_train_seconds(folder: Path) -> float | None:
@@ -186,7 +186,7 @@ def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cel
 
     A column that only one table has, or only one such row, is left out.
     """
-    means, bounds = averages_of(tables), bounds_of(tables)
+    means, bounds = averages_of(tables), upper_bounds(tables)
     sign = -1 if tables[0].metric.mode == "max" else 1
     ranked = {}
     for column in all_columns(tables):
@@ -201,7 +201,7 @@ def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cel
 def averages(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
     """The averages as a table: a line for each row, with the number of tables where not all have it."""
     means, best = averages_of(tables), {column: rows[0][1] for column, rows in best_on_average(tables).items()}
-    digits, bounds = tables[0].metric.digits, bounds_of(tables)
+    digits, bounds = tables[0].metric.digits, upper_bounds(tables)
     if not best:
         return
 

@@ -13,10 +13,10 @@ from raysim.config.counting import has_effect
 from raysim.config.schema import Config
 from raysim.reporting.contents import ReportContents, best_on_average
 from raysim.reporting.published import ACCURACIES
-from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, signed
+from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, with_sign
 from raysim.reporting.runs import default_settings, misnamed
 from raysim.reporting.significance import LEVEL, Comparison, holm, leads
-from raysim.reporting.tables import Cell, Column, Table, all_rows, bounds_of, describe, difference, heading, text
+from raysim.reporting.tables import Cell, Column, Table, all_rows, difference, heading, label_text, text, upper_bounds
 
 #: Settings that say what an experiment was, whether or not they are the defaults, where they count.
 ESSENTIAL = {
@@ -96,7 +96,7 @@ def _settings(report: ReportContents) -> str:
     lines = {
         "runs": f"{len(report.finished)} finished of {len(report.runs)}",
         "seeds": f"{per_cell} ({', '.join(seeds)})",
-        "labels of all runs": describe(labels) if labels else "",
+        "labels of all runs": label_text(labels) if labels else "",
         "settings of all runs": ", ".join(f"`{key}={_value(value)}`" for key, value in common.items()),
         "settings that differ": ", ".join(f"`{key}`" for key in sorted(varying)),
     }
@@ -126,7 +126,7 @@ def _significance(report: ReportContents) -> str:
         reason = "name a method with `--against METHOD` (or `report.against`)"
         if report.subject or report.baseline:
             reason = "no two rows share a column" + (" and a seed" if len(report.tables) == 1 else "")
-            if bounds := {report.subject, report.baseline} & bounds_of(report.tables):
+            if bounds := {report.subject, report.baseline} & upper_bounds(report.tables):
                 reason = f"{' and '.join(map(str, bounds))} was trained on all examples together; upper bounds are not tested"
         return f"## Significance\n\nNothing was tested: {reason}.\n"
     parts = [
@@ -163,7 +163,7 @@ def _missing(report: ReportContents) -> str:
     missing = [run for run in report.runs if not run.is_finished]
     if not missing:
         return ""
-    named = ((f"`{run.folder.name}` ({describe(run.labels)}, seed {run.seed})", run.status) for run in missing)
+    named = ((f"`{run.folder.name}` ({label_text(run.labels)}, seed {run.seed})", run.status) for run in missing)
     lines = [f"- {name}: {status.translate(SIGNS)}\n" for name, status in named]
     return f"## Not in the tables: {len(missing)} of {len(report.runs)} runs\n\n{''.join(lines)}"
 
@@ -276,7 +276,7 @@ def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
     if not gains:
         return f"No column holds both {subject} and {baseline}."
     metric = tables[0].metric
-    mean, low, high = (signed(value, metric.digits) for value in (float(np.mean(gains)), min(gains), max(gains)))
+    mean, low, high = (with_sign(value, metric.digits) for value in (float(np.mean(gains)), min(gains), max(gains)))
     unit, more = " points" if metric.is_share else "", f" (from {low} to {high})" if len(gains) > 1 else ""
     where = f"over {len(gains)} columns" if len(gains) > 1 else "in the one column that holds both"
     return f"{subject} differs from {baseline} by {mean}{unit} on average{more} {where}."
@@ -295,7 +295,7 @@ def against_published(cells: Sequence[Cell]) -> str:
     near = int((np.abs(gaps) <= stds).sum())
     within = f"; {near} within one published standard deviation" if np.isfinite(stds).any() else ""
     return (
-        f"{len(known)} of {len(cells)} cells have a published number: ours differ by {signed(float(gaps.mean()))} points "
+        f"{len(known)} of {len(cells)} cells have a published number: ours differ by {with_sign(float(gaps.mean()))} points "
         f"on average, {np.abs(gaps).mean():.2f} in size{within}."
     )
 

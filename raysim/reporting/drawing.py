@@ -73,7 +73,7 @@ def kinds(names: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(PAPERS.get(name, name) for name in (DEFAULT if names is None else names)))
 
 
-def draw(report: ReportContents, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
+def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
     """File name -> figure, for the figures asked for: `norms` for one figure of a kind, `norms_1` and so on for several.
 
     Args:

@@ -22,9 +22,9 @@ from raysim.reporting.panels import (
     Style,
     Styles,
     band,
-    grid,
     legend,
     pages,
+    panel_grid,
     rounds_below,
     scale_decreasing,
     styles_of,
@@ -32,7 +32,7 @@ from raysim.reporting.panels import (
     zoom,
 )
 from raysim.reporting.published import Label, canonical
-from raysim.reporting.tables import Cell, Column, Table, all_rows, describe, heading, text
+from raysim.reporting.tables import Cell, Column, Table, all_rows, heading, label_text, text
 
 #: Name below a group of bars -> row -> cell.
 Groups = Mapping[str, Mapping[str, Cell]]
@@ -81,7 +81,7 @@ def bars(report: ReportContents) -> Iterator[Figure]:
         is_one = len(smallest) == 1  # and is told once, above
         for table, column, own in drawn:
             rest: dict[str, Label] = {key: text(value) for key, value in own.items() if not (is_one and key == name)}
-            groups[describe({**table.labels, **rest})] = table.column_cells(column)
+            groups[label_text({**table.labels, **rest})] = table.column_cells(column)
         title = f"{name} = {text(next(iter(smallest)))}" if is_one and name else ""
     if len(groups) > MOST_GROUPS:
         return
@@ -97,7 +97,7 @@ def bar_figure(groups: Groups, styles: Styles, order: Sequence[str], *, title: s
     """Groups of bars side by side, the axis cut where zero would hide their differences."""
     rows = [row for row in order if any(row in group for group in groups.values())]
     width = min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows))))
-    figure, (axes,) = grid(1, width=width, height=3.2)
+    figure, (axes,) = panel_grid(1, width=width, height=3.2)
     grouped_bars(axes, groups, rows, styles, edge=0.4, cap=min(2.5, 20 * BARS / len(rows)))
     cells = [cell for group in groups.values() for cell in group.values()]
     ends = [cell.mean + sign * (cell.std or 0.0) for cell in cells for sign in (-1, 1)]
@@ -144,7 +144,7 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
         groups = {name: group for name, group in _by_column(table).items() if group}
         if not groups:
             continue
-        figure, panels = grid(len(groups), across=3, width=4.2, height=0.8 + 0.2 * max(map(len, groups.values())))
+        figure, panels = panel_grid(len(groups), across=3, width=4.2, height=0.8 + 0.2 * max(map(len, groups.values())))
         rounded = "{:.1f}" if table.metric.is_share else "{:#.3g}"
         for axes, (name, group) in zip(panels, groups.items(), strict=True):
             rows = sorted(group, key=lambda row: group[row].mean, reverse=report.measure.mode == "min")
@@ -187,7 +187,7 @@ def along(
     Args:
       has_levels: rows without that label are level lines.
     """
-    figure, panels = grid(len(report.tables), width=width, height=height)
+    figure, panels = panel_grid(len(report.tables), width=width, height=height)
     for axes, table in zip(panels, report.tables, strict=True):
         ticks: set[float] = set()
         others = tuple(other for other in table.names if other != name)
@@ -250,7 +250,7 @@ def integration(report: ReportContents) -> Iterator[Figure]:
     if name is None or not pairs:
         return
     styles = styles_of([joint for _, joint in pairs])
-    figure, panels = grid(len(tables) * len(pairs), across=len(pairs), width=2.2, height=2.0)
+    figure, panels = panel_grid(len(tables) * len(pairs), across=len(pairs), width=2.2, height=2.0)
     for axes, (table, (base, joint)) in zip(panels, product(tables, pairs), strict=True):
         solid, ticks = replace(styles[joint], dash="-", width=1.5), set()
         for row, style, shade in ((base, replace(solid, dash="--"), "#555555"), (joint, solid, solid.colour)):
@@ -283,7 +283,7 @@ def curves(report: ReportContents) -> Iterator[Figure]:
     Missing: no run recorded the metric by round.
     """
     for table in report.tables:
-        columns = measured(table, scored_by_round)
+        columns = cell_lines(table, scored_by_round)
         for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
             yield line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, title_size="large")
 
@@ -305,7 +305,7 @@ def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner
     return pd.concat(seeds, axis=1, join=join).sort_index() if seeds else pd.DataFrame()
 
 
-def measured(table: Table, measure: Callable[..., pd.DataFrame], *options: object) -> dict[Column, Lines]:
+def cell_lines(table: Table, measure: Callable[..., pd.DataFrame], *options: object) -> dict[Column, Lines]:
     """Column -> row -> measure(cell, *options), without empty ones."""
     lines: dict[Column, Lines] = {}
     for column in table.columns:
@@ -329,7 +329,7 @@ def line_figure(
     title_size: float | str = 9,
 ) -> Figure:
     """A panel for each (title, lines): the mean over seeds by round, and the band of their deviation."""
-    figure, all_axes = grid(len(panels), across=across, width=width)
+    figure, all_axes = panel_grid(len(panels), across=across, width=width)
     for axes, (name, lines) in zip(all_axes, panels, strict=True):
         for label, frame in lines.items():
             # Not over the other seeds where one diverged: the line has a gap there.

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from raysim.base.texts import literal, number
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.measure import ReportMetric
-from raysim.reporting.panels import grid, legend
+from raysim.reporting.panels import legend, panel_grid
 from raysim.reporting.published import is_same
 from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Effect, effect_of
@@ -169,7 +169,7 @@ def space(report: ReportContents) -> Iterator[Figure]:
     known = [(run, report.measure.score(run)) for run in report.finished]
     scores = [(run, score) for run, score in known if score is not None and math.isfinite(score)]
     is_plane = len(drawn) > 1 and any(all(name in run.labels for name in drawn[:2]) for run, _ in scores)
-    figure, panels = grid(len(drawn) + is_plane, width=4.0, height=3.0)
+    figure, panels = panel_grid(len(drawn) + is_plane, width=4.0, height=3.0)
     for axes, name in zip(panels, drawn, strict=False):
         for row, style in report.styles.items():
             own = [(run, score) for run, score in scores if text(run.labels.get(report.group.rows)) == row]

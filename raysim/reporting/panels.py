@@ -54,7 +54,7 @@ def styles_of(rows: Sequence[str], strong: str | None = None) -> dict[str, Style
     return styles
 
 
-def grid(count: int, *, across: int = 4, width: float = 3.1, height: float = 2.5) -> tuple[Figure, list[Axes]]:
+def panel_grid(count: int, *, across: int = 4, width: float = 3.1, height: float = 2.5) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels (at least one), at most `across` in a row, without empty ones."""
     columns = min(across, count)
     rows = math.ceil(count / columns)

@@ -79,8 +79,8 @@ def _gain_lines(table: Table) -> list[Line]:
     gains = [table.gains.get(column) for column in table.columns]
     pairs = {gain.n for gain in table.gains.values()}
     name = f"{table.gain_name} ({pairs.pop()} pairs)" if len(pairs) == 1 else table.gain_name
-    texts = [signed(gain.mean, table.metric.digits) if gain else "-" for gain in gains]
-    return [(name, tuple(map(Entry, texts))), *published_line(published_text(gain, signed) for gain in gains)]
+    texts = [with_sign(gain.mean, table.metric.digits) if gain else "-" for gain in gains]
+    return [(name, tuple(map(Entry, texts))), *published_line(published_text(gain, with_sign) for gain in gains)]
 
 
 def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
@@ -96,7 +96,7 @@ def published_text(cell: Cell | None, form: Callable[[float], str] | None = None
     value, std = cell.published.value, cell.published.std
     if value is None or cell.difference is None:
         return cell.published.text
-    return f"{form(value) if form else accuracy(value, std)} ({signed(cell.difference)})"
+    return f"{form(value) if form else accuracy(value, std)} ({with_sign(cell.difference)})"
 
 
 def accuracy(mean: float, std: float | None, digits: int = 2) -> str:
@@ -104,7 +104,7 @@ def accuracy(mean: float, std: float | None, digits: int = 2) -> str:
     return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
-def signed(points: float, digits: int = 2) -> str:
+def with_sign(points: float, digits: int = 2) -> str:
     return f"{points:+.{digits}f}".replace("-", "−")
 
 
@@ -221,10 +221,10 @@ def _by_pair(
 
 
 def _effect(effect: Effect, digits: int) -> str:
-    words = signed(effect.mean, digits)
+    words = with_sign(effect.mean, digits)
     if effect.low is not None and effect.high is not None:
-        words += f" [{signed(effect.low, digits)}, {signed(effect.high, digits)}]"
-    return words if effect.d is None else f"{words}, d {signed(effect.d, 1)}"
+        words += f" [{with_sign(effect.low, digits)}, {with_sign(effect.high, digits)}]"
+    return words if effect.d is None else f"{words}, d {with_sign(effect.d, 1)}"
 
 
 def write_csv(path: Path, tables: Sequence[Table]) -> None:

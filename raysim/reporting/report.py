@@ -14,7 +14,7 @@ from raysim.base.texts import visible
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import conclusions, document
-from raysim.reporting.drawing import captions, draw, is_figure
+from raysim.reporting.drawing import captions, draw_figures, is_figure
 from raysim.reporting.render import latex, write_csv
 from raysim.reporting.significance import Comparison, holm
 from raysim.reporting.tables import Table, heading
@@ -106,7 +106,7 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
         notes.append(f"Figure `{kind}` is not drawn: {reason}.")
         on_note(notes[-1])
 
-    figures = draw(report, on_missing=add_note)
+    figures = draw_figures(report, on_missing=add_note)
     with explained("cannot write the report", folder, "give another folder with --out", OSError):
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         for picture in (folder / "figures").glob("*.png"):  # of an earlier report, perhaps on another metric

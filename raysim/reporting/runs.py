@@ -156,12 +156,12 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     varying = [key for key in differing([run.settings for run in bare]) if is_setting(key)]
     options: dict[str, list[Settings]] = {}
     for run in unnamed:
-        options.setdefault(method_names(run.config), []).append(_options(run.config))
+        options.setdefault(row_methods(run.config), []).append(_options(run.config))
     varying_options = {methods: differing(alike) for methods, alike in options.items()}
     labelled = []
     for run in runs:
         claimed = unfounded(run)
-        labels = labels_of(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
+        labels = run_labels(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
         if not run.labels:
             keys = [*names, *varying] if run.config else []
             labels |= {names.get(key, key): value for key, value in run.labels_by(keys).items()}
@@ -224,9 +224,9 @@ def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     return [replace(run, labels={**run.labels, **run.labels_by(keys)}) for run in runs]
 
 
-def labels_of(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:
+def run_labels(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:
     """The given labels, below them data set, model and methods as the configuration names them."""
-    return {"dataset": _name(config, "data"), "model": _name(config, "model"), "method": method_names(config), **given}
+    return {"dataset": _name(config, "data"), "model": _name(config, "model"), "method": row_methods(config), **given}
 
 
 def _name(config: Settings, group: str) -> str:
@@ -273,7 +273,7 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
     return notes
 
 
-def method_names(config: Settings) -> str:
+def row_methods(config: Settings) -> str:
     """The methods in order, `fedprox + fedvg`; fedavg for none."""
     specs = config.get("methods") or []
     return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else str(spec) for spec in specs) or "fedavg"
@@ -306,7 +306,7 @@ MOST_KEYS = 6
 Key = frozenset[tuple[str, str | float | None]]
 
 
-def changed(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Sequence[str]) -> list[str]:
+def changed_settings(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Sequence[str]) -> list[str]:
     """Settings of runs that are not those of the published numbers' recipe: `rounds = 2 (recipe: 200)`.
 
     Args:
@@ -388,5 +388,5 @@ def _trial(cells: Sequence[Published], raw: Settings) -> tuple[Key, Published | 
         config["data"]["split"] = "fraction"  # as its runs have it
     if "validation" not in checked.data.model_fields_set:
         config["data"]["validation"] = UNDECIDED
-    labels = labels_of(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
+    labels = run_labels(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
     return _key(labels), match(cells, labels), compared(flatten(config))

@@ -24,11 +24,11 @@ from raysim.reporting.tables import (
     all_columns,
     all_rows,
     averages_of,
-    bounds_of,
     cell_of,
     difference,
     heading,
     paired,
+    upper_bounds,
 )
 
 LEVEL = 0.05
@@ -155,7 +155,7 @@ class Comparison:
 
 def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None) -> list[tuple[str, str]]:
     """Which rows are tested against which: the subject against all, else all against the baseline; no bounds."""
-    bounds = bounds_of(tables)
+    bounds = upper_bounds(tables)
     competing = [row for row in all_rows(tables) if row not in bounds]
     if subject is not None:
         return [(subject, row) for row in competing if row != subject and subject in competing]
@@ -250,7 +250,7 @@ def _bases(table: Table, gain: str) -> dict[Place, Place]:
     return {(row, c): (row, bases[others[c]]) for row, c in places if bases.get(others[c], c) != c}
 
 
-def base_of(row: str, rows: Sequence[str], baseline: str | None) -> str | None:
+def base_row(row: str, rows: Sequence[str], baseline: str | None) -> str | None:
     """What a row is compared with: the row X of "X + something" if there is one, else the baseline; never itself."""
     bases = [other for other in rows if canonical(row).startswith(f"{canonical(other)}+")]
     base = max(bases, key=len) if bases else baseline

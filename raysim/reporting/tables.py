@@ -96,7 +96,7 @@ class Table:
 
     @property
     def title(self) -> str:
-        return describe(self.labels)
+        return label_text(self.labels)
 
     @cached_property
     def bounds(self) -> frozenset[str]:
@@ -119,7 +119,7 @@ class Table:
         return marks
 
 
-def describe(labels: Mapping[str, Label]) -> str:
+def label_text(labels: Mapping[str, Label]) -> str:
     """`CIFAR-10 / ResNet-18, rho = 0.5`: data set and model first, without their names."""
     named = [text(labels[name]) for name in ("dataset", "model") if name in labels]
     rest = [f"{key} = {text(value)}" for key, value in labels.items() if key not in ("dataset", "model")]
@@ -173,7 +173,7 @@ def cells_of(
         seeds = settings.setdefault(frozenset(run.labels.items()), {})
         twin = seeds.setdefault(run.seed, run)
         if twin is not run and not _is_again(run, twin, [metric for _, metric in metrics]):
-            what = f"two different runs of {describe(run.labels)} with seed {run.seed}"
+            what = f"two different runs of {label_text(run.labels)} with seed {run.seed}"
             mend = "report one of them, or tell them apart by `labels` in their configurations"
             raise DataError(what, f"{twin.folder} and {run.folder}", mend)
     cells = []
@@ -226,7 +226,7 @@ def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
     folders: dict[Label, Path] = {}
     for cell in (one, other):
         told = {key: value for key, value in cell.labels.items() if key in names}
-        prefix = f"{describe(told)}, seed " if told else ""
+        prefix = f"{label_text(told)}, seed " if told else ""
         scores |= {f"{prefix}{seed}": score for seed, score in cell.scores.items()}
         folders |= {f"{prefix}{seed}": folder for seed, folder in cell.folders.items()}
     labels = {key: value for key, value in one.labels.items() if key not in names}
@@ -360,7 +360,7 @@ def row_of(name: str | None, tables: Sequence[Table]) -> str | None:
     raise LookupError(f"no row {name!r}. {nearest(name, rows)}")
 
 
-def bounds_of(tables: Sequence[Table]) -> set[str]:
+def upper_bounds(tables: Sequence[Table]) -> set[str]:
     """Rows that are upper bounds in every table that has them."""
     return {row for row in all_rows(tables) if all(row in table.bounds for table in tables if row in table.rows)}
 

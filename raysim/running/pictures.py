@@ -141,7 +141,7 @@ def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) ->
     return figure
 
 
-def bars(values: np.ndarray, columns: Sequence[str], title: str) -> Figure:
+def bar_chart(values: np.ndarray, columns: Sequence[str], title: str) -> Figure:
     """One bar for each number; as many names are written as fit."""
     height = 2.6 + 0.05 * max(map(len, columns), default=0)
     figure, axes = _figure(2.5 + 0.3 * min(len(columns), 40), min(height, 8.0))
@@ -192,7 +192,7 @@ def partition_pictures(
     pictures: dict[str, Callable[[], Figure]] = {"partition": partial(class_picture, class_counts, classes)}
     if validation_counts is not None and validation_counts.sum():
         title = f"validation set: {validation_counts.sum()} examples"
-        pictures["validation"] = partial(bars, validation_counts, classes, title)
+        pictures["validation"] = partial(bar_chart, validation_counts, classes, title)
     return pictures
 
 

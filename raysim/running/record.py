@@ -23,7 +23,7 @@ from raysim.folders.files import sync_file, sync_folder
 from raysim.folders.records import record_chain
 from raysim.folders.run_folder import RunFolder
 from raysim.running.board import Board
-from raysim.running.pictures import Album, Picture, bars, confusion_picture, heat_map, partition_pictures, png
+from raysim.running.pictures import Album, Picture, bar_chart, confusion_picture, heat_map, partition_pictures, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,7 +197,9 @@ class Recorder:
                 rows = record.arrays[f"{name}:clients"].tolist()
                 draw = partial(heat_map, values, rows, columns.tolist(), title=title, is_log=True)
             elif values.ndim == 1:
-                draw = partial(bars, values, list(map(str, range(values.size) if columns is None else columns)), title)
+                draw = partial(
+                    bar_chart, values, list(map(str, range(values.size) if columns is None else columns)), title
+                )
             else:
                 continue
             yield Picture(name.replace(".", "/"), number, draw)

@@ -40,7 +40,7 @@ class Score:
         return self.loss / max(1, len(self))
 
 
-def joined(parts: list[Score]) -> Score:
+def joined_slices(parts: list[Score]) -> Score:
     """The score of slices that follow each other, in their order; at least one."""
     logits = [part.logits for part in parts if part.logits is not None]
     return Score(

@@ -153,7 +153,7 @@ class InputTransform:
         """
         assert self.function is not None
         x = self._to_unit(self._central(images))
-        augmented = alike(self.function(images=x, generator=generator), x, "an augmentation", self.function)
+        augmented = same_form(self.function(images=x, generator=generator), x, "an augmentation", self.function)
         return self._normalised(augmented)
 
     def _central(self, images: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class InputTransform:
         return x
 
 
-def alike(result: object, given: Tensor, kind: str, function: Callable[..., object]) -> Tensor:
+def same_form(result: object, given: Tensor, kind: str, function: Callable[..., object]) -> Tensor:
     """What a function of the user's own made of images, if it has their shape and type.
 
     Args:

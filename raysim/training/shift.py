@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raysim.base.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator, torch_generator
-from raysim.training.inputs import alike
+from raysim.training.inputs import same_form
 
 
 def noise(
@@ -67,7 +67,7 @@ class Shift:
         """The same with draws from a generator."""
         x = images.cpu().permute(0, 3, 1, 2).float() / 255
         result = self.function(images=x, client=client, num_clients=self.num_clients, generator=generator)
-        shifted = alike(result, x, "a shift", self.function)
+        shifted = same_form(result, x, "a shift", self.function)
         return (shifted * 255).permute(0, 2, 3, 1).contiguous().to(images.device)
 
     def of_held_out(self, images: Tensor, purpose: str, sizes: Sequence[int] | np.ndarray | None) -> Tensor:

@@ -116,7 +116,7 @@ class Stacker:
         batches_of = partial(training_batches, num_steps=num_steps, skip_single=False)
         streams = [batches_of(examples, self.transform, self.settings, generator=each) for examples, each in members]
         for batches in zip(*streams, strict=True):
-            total += descend(layers, *joined(batches, size), lr)
+            total += descend(layers, *joined_batches(batches, size), lr)
         return states, (total / num_steps).tolist()
 
     def _leaf(self, states: Tensor, name: str) -> Tensor:
@@ -151,7 +151,7 @@ def dense_layers(module: nn.Module) -> list[tuple[str, bool]]:
     return layers if layers and not layers[-1][1] else []
 
 
-def joined(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor, Tensor]:
+def joined_batches(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor, Tensor]:
     """(images [n, size, pixels], labels [n, size], share of each example in its client's loss [n, size]).
 
     A shorter batch is filled up with zeros of share 0: masked, not dropped.

@@ -37,7 +37,7 @@ from raysim.plan.check import check
 from raysim.plan.cost import cost_of
 from raysim.plan.splitting import uses_validation
 from raysim.running.runner import changes
-from raysim.tuning.calibrate_figures import draw
+from raysim.tuning.calibrate_figures import draw_calibration
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, with_whole_files
 
@@ -245,7 +245,7 @@ def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
         )
 
 
-def calibrate(plan: CalibrationPlan, listener: Listener, beside: Sequence[Path] = ()) -> Result:
+def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[Path] = ()) -> Result:
     """Run, fit, explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
 
     With calibrate.count_feature all of these have names of their own (`calibration_count.json`), on the same runs.
@@ -277,7 +277,7 @@ def calibrate(plan: CalibrationPlan, listener: Listener, beside: Sequence[Path] 
     table = rows.to_csv(columns=COLUMNS, index=False, lineterminator="\r\n")
     write_file(plan.folder / f"rows{plan.suffix}.csv", table.encode())
     results = {plan.folder.name: result, **others}
-    draw(plan.folder, plan.suffix, results, rows["coefficient"].to_numpy(), explanation.predictions)
+    draw_calibration(plan.folder, plan.suffix, results, rows["coefficient"].to_numpy(), explanation.predictions)
     return result
 
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from methods.livar.calibration import Result
 from methods.livar.importance import TABLES
-from raysim.reporting.panels import grid, legend, styles_of
+from raysim.reporting.panels import legend, panel_grid, styles_of
 
 TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$", "num_examples": "number of examples $n_i$"}
 BINS = ("low", "mid", "high")
@@ -23,7 +23,7 @@ FEW_ROWS = 5
 PUBLISHED = "LIVAR, table A"
 
 
-def draw(
+def draw_calibration(
     folder: Path, suffix: str, results: Mapping[str, Result], targets: np.ndarray, predictions: np.ndarray
 ) -> None:
     """shap.png, table.png and prediction.png in a folder, and the same in TensorBoard.
@@ -58,7 +58,7 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
     """
     own = next(iter(results.values()))
     styles = styles_of(list(results), next(iter(results)))
-    figure, panels = grid(len(own["curves"]), width=4.2, height=3.4)
+    figure, panels = panel_grid(len(own["curves"]), width=4.2, height=3.4)
     cuts = dict(zip(("importance_a", "importance_b"), own["cuts"], strict=True))
     for axes, name in zip(panels, own["curves"], strict=True):
         for label, result in results.items():

@@ -27,7 +27,7 @@ from raysim.config.overlays import choices_of, layered
 from raysim.config.reading import refuse_repeated
 from raysim.config.yaml_text import flow_parts
 from raysim.core.seeding import derive_seed, numpy_generator
-from raysim.folders.storage import place_of, storage_faults
+from raysim.folders.storage import run_place, storage_faults
 from raysim.plan.build import main_metric
 from raysim.tuning.metrics import metric_fault, report_faults
 from raysim.tuning.planner import Planner, SweepTrial, refusals
@@ -138,7 +138,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     name = base.name or Path(source).stem
     storage = located(base).storage
     refuse(storage_faults(storage), source)
-    place = place_of(storage, name)
+    place = run_place(storage, name)
     folder = folder_of(place, "copies")
     lists, ranges = _axes(whole, base.tune, source)
     planner, probe = (Planner(whole, source, storage, name) for _ in range(2))

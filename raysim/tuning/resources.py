@@ -17,7 +17,7 @@ from raysim.engine.ray.room import autoscales, find_room
 from raysim.engine.ray.session import offered
 from raysim.engine.schedule import fitting
 from raysim.plan.find import find
-from raysim.plan.resources import gpu_share, named_resources, text_of
+from raysim.plan.resources import gpu_share, named_resources, resources_text
 from raysim.tuning.plan import Sweep
 
 Bundle = dict[str, float]
@@ -56,13 +56,13 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
       ConfigError: names the bundle that has no place.
     """
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
-    there = "; ".join(text_of(node) for node in nodes)
+    there = "; ".join(resources_text(node) for node in nodes)
     trials_of: dict[str, list[str]] = {}
     for trial in sweep.checked:
         bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
         if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles):  # all are alike
             of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
-            text = f"bundle {text_of(bundles[0])}{of} has no place in this Ray, whose nodes have {there}"
+            text = f"bundle {resources_text(bundles[0])}{of} has no place in this Ray, whose nodes have {there}"
             trials_of.setdefault(text, []).append(trial.name)
     if trials_of:
         remedy = "lower resources.trainers or the share of each, or set auto"

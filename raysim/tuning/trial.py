@@ -20,7 +20,7 @@ from raysim.engine.device import accelerator, limit_memory, num_accelerators
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.simulation import Stopped
 from raysim.folders.run_folder import RunFolder
-from raysim.folders.storage import local_copy, place_of
+from raysim.folders.storage import local_copy, run_place
 from raysim.plan.check import check
 from raysim.plan.resources import gpu_share
 from raysim.running.runner import execute
@@ -69,7 +69,7 @@ def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllRead
 def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None:
     # Tune reads this in this process before it lets in the next trial.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(WAIT_S))
-    folder = RunFolder(local_copy(place_of(raw["storage"], raw["name"])))
+    folder = RunFolder(local_copy(run_place(raw["storage"], raw["name"])))
     reporter = _Reporter(settings)
     try:
         if folder.status.is_finished:  # for the scheduler to compare with

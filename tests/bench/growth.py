@@ -14,7 +14,7 @@ import psutil
 
 import raysim
 from raysim.engine.round_metrics import RoundRecord
-from raysim.running.pictures import bars, heat_map, png
+from raysim.running.pictures import bar_chart, heat_map, png
 
 #: Rounds whose memory is not counted: caches fill, pages are taken over from round to round.
 WARM = 0.2
@@ -28,7 +28,7 @@ def load_pictures() -> float:
         title = f"round {index}"
         png(heat_map(values, range(10), list("abcdefgh"), title=title))
         png(heat_map(values, range(10), list("abcdefgh"), title=title, is_log=True))
-        png(bars(values[0], list("abcdefgh"), title))
+        png(bar_chart(values[0], list("abcdefgh"), title))
     return (me.memory_full_info().uss - before) / 1e6
 
 

@@ -25,7 +25,7 @@ from raysim.core.method import Method
 from raysim.data.arrow import write_set
 from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
-from raysim.reporting.panels import grid, styles_of
+from raysim.reporting.panels import panel_grid, styles_of
 from tests.bench.workloads import images_of
 from tests.support.nodes import Cluster
 
@@ -152,7 +152,7 @@ def draw(costs: Sequence[Cost], path: Path) -> None:
     counts = sorted({cost.clients for cost in costs})
     fewest, most = min(cost.nodes for cost in costs), max(cost.nodes for cost in costs)
     middle = counts[len(counts) // 2]
-    figure, panels = grid(2)
+    figure, panels = panel_grid(2)
     lines = [
         (panels[0], "nodes", f"{middle:,} clients", [cost for cost in costs if cost.clients == middle]),
         (panels[1], "clients", f"{fewest} node", [cost for cost in costs if cost.nodes == fewest]),

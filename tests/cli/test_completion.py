@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from methods import METHODS
-from raysim.cli.completion import completions, method_names
+from raysim.cli.completion import completions, known_methods
 
 PROJECT = Path(__file__).parents[2]
 
@@ -61,7 +61,7 @@ def test_first_come_recipes_then_files_here(tmp_path, monkeypatch):
 
 
 def test_names_of_methods_are_those_of_their_package():
-    assert set(method_names()) == set(METHODS)
+    assert set(known_methods()) == set(METHODS)
 
 
 @pytest.mark.parametrize("verb", ["run", "tune", "partition", "calibrate", "submit"])

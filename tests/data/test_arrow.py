@@ -15,7 +15,7 @@ from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet, describe, write_set
 from raysim.data.rows import SetRows, in_batches
 from raysim.data.sources import prepare, set_path
-from raysim.folders.files import part_of
+from raysim.folders.files import partial_file
 from tests.support.image_sets import pixels, same
 
 
@@ -78,7 +78,7 @@ def test_full_disk_is_one_error_and_keeps_the_old_set(tmp_path, monkeypatch):
     path = set_path(tmp_path, "digits")
     before = path.read_bytes()
     monkeypatch.setattr(secrets, "token_hex", lambda _: "x")
-    part_of(path).symlink_to("/dev/full")  # every write fails as on a full disk
+    partial_file(path).symlink_to("/dev/full")  # every write fails as on a full disk
     with pytest.raises(DataError, match=rf"no space left .* in {path.parent}"):
         prepare("digits", tmp_path, again=True)
     assert sorted(file.name for file in path.parent.iterdir()) == ["digits.arrow", "digits.json"]

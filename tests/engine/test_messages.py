@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from raysim.core.weights import RightMap
-from raysim.engine.messages import map_leaves, num_bytes, pack, unpack
+from raysim.engine.messages import map_leaves, message_bytes, pack, unpack
 
 
 def test_what_is_unpacked_may_be_written():
@@ -17,7 +17,7 @@ def test_what_is_unpacked_may_be_written():
     assert got["b"][1][0].maps.sum() == 4
     assert got["b"][1][1:] == ("x", None)
     for value in (packed, sent):
-        assert num_bytes(value) == 12 + 16 + 16
+        assert message_bytes(value) == 12 + 16 + 16
         map_leaves(lambda leaf: leaf.any() and _is_wrong(leaf) if hasattr(leaf, "any") else leaf, value)
     frozen = np.zeros(2)
     frozen.flags.writeable = False

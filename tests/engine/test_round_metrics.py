@@ -21,7 +21,7 @@ from raysim.data.reader_api import ReaderOptions
 from raysim.data.rows import in_batches
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
-from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread
+from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread_of
 from raysim.engine.schedule import ClientBlock
 from raysim.plan.build import make_trainer, open_federation, sizes_of
 from raysim.plan.check import check
@@ -381,6 +381,6 @@ def test_a_dropped_client_has_no_weight_and_the_others_their_mean_over_the_leave
 
 
 def test_a_spread_is_mean_tenth_percentile_and_worst_of_known_clients():
-    found = spread("x", np.array([0.0, 0.1, 0.1, 0.2, np.nan, 1.0]))
+    found = spread_of("x", np.array([0.0, 0.1, 0.1, 0.2, np.nan, 1.0]))
     assert found == pytest.approx({"x_mean": 0.28, "x_p10": 0.04, "x_worst": 0.0})
-    assert spread("x", np.array([np.nan])) == {}
+    assert spread_of("x", np.array([np.nan])) == {}

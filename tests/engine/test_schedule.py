@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raysim.engine.schedule import assign, choose_cohort, cut_blocks
+from raysim.engine.schedule import assign_blocks, choose_cohort, cut_blocks
 
 
 def test_blocks_depend_on_sizes_alone_and_cover_the_cohort():
@@ -18,7 +18,7 @@ def test_blocks_depend_on_sizes_alone_and_cover_the_cohort():
     shuffled = rng.permutation(100)
     assert cut_blocks(clients[shuffled].tolist(), [work[i] for i in shuffled]) == blocks
     for count in (1, 2, 7):
-        queues = assign(blocks, count)
+        queues = assign_blocks(blocks, count)
         assert sorted(b.index for tasks in queues for task in tasks for b in task) == list(range(len(blocks)))
         loads = [sum(b.work for task in tasks for b in task) for tasks in queues]
         assert max(loads) - min(loads) <= max(b.work for b in blocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from raysim.folders.files import part_of, replaced_file
+from raysim.folders.files import partial_file, replaced_file
 from raysim.folders.filesystems import remote_folder, stamps
 
 
@@ -18,7 +18,7 @@ def test_two_containers_that_write_one_file_each_put_a_whole_one_there(tmp_path,
         assert path.read_text() == "second"
     assert path.read_text() == "first, long"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-    assert len({part_of(path) for _ in range(100)}) == 100
+    assert len({partial_file(path) for _ in range(100)}) == 100
 
 
 def test_two_containers_that_send_one_file_each_put_a_whole_one_there(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 import raysim
 from raysim.base.errors import ConfigError
-from raysim.cli.partitions import partitions, write
+from raysim.cli.partitions import _write, partitions
 from raysim.data import division
 from raysim.data.division import table_file
 from raysim.plan.check import check
@@ -73,7 +73,7 @@ def test_joint_training_is_read_back_as_one_client(settings):
 
 def test_every_form_of_the_file_and_any_order_of_its_rows_gives_the_same_partition(settings, tmp_path, monkeypatch):
     (drawn,) = partitions({**settings, "seed": 3}, "a test")
-    rows = rows_of(write(drawn, tmp_path) / "examples.csv")
+    rows = rows_of(_write(drawn, tmp_path) / "examples.csv")
     monkeypatch.setattr(division, "MOST_CSV_ROWS", 1796)
     numbers = [{**row, "example": int(row["example"]), "client": int(row["client"] or -1)} for row in rows]
     for row in numbers:
@@ -101,7 +101,7 @@ def changed(rows: list[dict[str, str]], example: int, /, **values: str) -> list[
 def whole(root, tmp_path_factory) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("whole")
     (drawn,) = partitions({**SMALL, "data": {"root": str(root), "split_within_clients": True}}, "a test")
-    return rows_of(write(drawn, folder) / "examples.csv")
+    return rows_of(_write(drawn, folder) / "examples.csv")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from raysim.models import build_model
 from raysim.plan.build import model_spec
 from raysim.plan.check import check, check_partition
 from raysim.reporting.published import ACCURACIES, match, published
-from raysim.reporting.runs import method_names
+from raysim.reporting.runs import row_methods
 from raysim.tuning.calibrate import plan_calibration
 from raysim.tuning.plan import plan_sweep
 from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, rows_of, trials_of
@@ -157,7 +157,7 @@ def cells_met(path, name):
     """The cells of a published table that a recipe's trials have the labels of."""
     metrics = read_recipe(path)["report"].get("metrics") or {}  # one run in several cells: label -> value -> metric
     scored_as = [dict(zip(metrics, values, strict=True)) for values in itertools.product(*metrics.values())]
-    all_labels = ({"method": method_names(trial.raw), **trial.raw["labels"]} for trial in trials_of(path))
+    all_labels = ({"method": row_methods(trial.raw), **trial.raw["labels"]} for trial in trials_of(path))
     unseeded = {tuple((key, value) for key, value in labels.items() if key != "seed") for labels in all_labels}
     met = {}
     for labels, metric, more in itertools.product(unseeded, MEASURED, scored_as):

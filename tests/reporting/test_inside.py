@@ -13,7 +13,7 @@ from raysim.reporting.build import make_report, published_report
 from raysim.reporting.published import FOLDER
 from raysim.reporting.render import PUBLISHED, lines_of
 from raysim.reporting.report import write
-from raysim.reporting.significance import base_of
+from raysim.reporting.significance import base_row
 from tests.support.report_runs import drawn, fabricate
 
 ROWS = ("FedAvg", "FedAvg + FLFA", "FedProx", "FedProx + FLFA")
@@ -121,10 +121,10 @@ def test_relative_times_are_paired_by_seed_with_the_printed_ones(tmp_path):
 
 
 def test_a_row_is_compared_with_what_it_adds_to():
-    assert base_of("FedProx + FLFA", ROWS, "FedAvg") == "FedProx"
-    assert base_of("FedProx", ROWS, "FedAvg") == "FedAvg"
-    assert base_of("FedAvg", ROWS, "FedAvg") is None
-    assert base_of("FLFA*", ("FLFA", "FLFA*"), None) is None
+    assert base_row("FedProx + FLFA", ROWS, "FedAvg") == "FedProx"
+    assert base_row("FedProx", ROWS, "FedAvg") == "FedAvg"
+    assert base_row("FedAvg", ROWS, "FedAvg") is None
+    assert base_row("FLFA*", ("FLFA", "FLFA*"), None) is None
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

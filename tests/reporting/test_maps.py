@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import draw
+from raysim.reporting.drawing import draw_figures
 from raysim.reporting.maps import base_of, beyond_parts, gains_over
 from tests.support.report_runs import fabricate
 
@@ -48,7 +48,7 @@ def test_gains_are_paired_and_beyond_is_what_the_parts_do_not_explain(runs):
 
 def test_figure_has_a_number_for_each_pair_and_none_where_nothing_ran(runs):
     missing = {}
-    made = draw(make_report([runs], MAP), on_missing=missing.__setitem__)
+    made = draw_figures(make_report([runs], MAP), on_missing=missing.__setitem__)
     assert not missing
     left, right = made["map"].axes[:2]
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["FedAvg", "FedVG"]
@@ -65,14 +65,14 @@ def test_figure_has_a_number_for_each_pair_and_none_where_nothing_ran(runs):
 def test_without_a_cell_to_count_from_there_is_no_map(less, runs):
     missing = {}
     given = {key: value for key, value in MAP.items() if key != less}
-    assert not draw(make_report([runs], given), on_missing=missing.__setitem__)
+    assert not draw_figures(make_report([runs], given), on_missing=missing.__setitem__)
     assert "report.baseline" in missing["map"]
 
 
 def test_gains_over_the_baseline_of_each_column(runs):
     given = {"rows": "local", "columns": ["server"], "baseline": "SGD", "figures": ["gains"]}
     missing = {}
-    made = draw(make_report([runs], given), on_missing=missing.__setitem__)
+    made = draw_figures(make_report([runs], given), on_missing=missing.__setitem__)
     assert not missing
     axes = made["gains"].axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["FedProx", "MOON"]
@@ -80,5 +80,5 @@ def test_gains_over_the_baseline_of_each_column(runs):
     words = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
     assert words == {(0, 0): ("+2.0", "bold"), (1, 0): ("+6.0", "bold"), (0, 1): ("−5.0", "normal")}
     del given["baseline"]
-    assert not draw(make_report([runs], given), on_missing=missing.__setitem__)
+    assert not draw_figures(make_report([runs], given), on_missing=missing.__setitem__)
     assert "report.baseline" in missing["gains"]

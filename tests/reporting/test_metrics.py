@@ -14,7 +14,7 @@ from raysim.base.errors import ConfigError, DataError
 from raysim.reporting import figures
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions
-from raysim.reporting.drawing import draw
+from raysim.reporting.drawing import draw_figures
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.render import HOLM, PUBLISHED, lines_of, p_values
 from raysim.reporting.report import write
@@ -138,7 +138,7 @@ def test_a_report_of_another_metric(tmp_path):
     assert "published number beside" not in text
     with open(tmp_path / "out" / "table.csv", newline="") as file:
         assert [row["metric"] for row in csv.DictReader(file)] == ["server/macro_f1_pct"] * 2
-    drawn = draw(report, on_missing=pytest.fail)
+    drawn = draw_figures(report, on_missing=pytest.fail)
     assert drawn["bars"].axes[0].get_ylabel().startswith("server/macro_f1 (%)")
     assert list(drawn["curves"].axes[0].lines[0].get_ydata()) == pytest.approx([40.0] * 10)
     report = make_report([tmp_path / "r"], {**given, "metric": "accuracy_at_best_validation"})
@@ -153,7 +153,10 @@ def test_a_metric_of_which_less_is_better(tmp_path):
     (table,) = report.tables
     assert table.marks == {("FedVG", (0.1,)): "best", ("FedAvg", (0.1,)): "second"}
     assert [entry.text for _, (entry,) in lines_of(table)] == ["0.0512", "0.0509"]
-    assert draw(report, on_missing=pytest.fail)["bars"].axes[0].get_ylabel() == "server/loss; the axis begins at 0.0507"
+    assert (
+        draw_figures(report, on_missing=pytest.fail)["bars"].axes[0].get_ylabel()
+        == "server/loss; the axis begins at 0.0507"
+    )
 
 
 def test_an_unknown_metric_names_the_nearest(tmp_path):

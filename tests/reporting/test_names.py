@@ -16,9 +16,9 @@ from raysim.reporting import runs
 from raysim.reporting.build import make_report, published_report
 from raysim.reporting.contents import best_on_average
 from raysim.reporting.document import conclusions, document
-from raysim.reporting.drawing import draw
+from raysim.reporting.drawing import draw_figures
 from raysim.reporting.published import FOLDER, published
-from raysim.reporting.runs import ReportedRun, changed, find_runs, label, misnamed
+from raysim.reporting.runs import ReportedRun, changed_settings, find_runs, label, misnamed
 from tests.support.recipe_files import read_recipe
 from tests.support.report_runs import fabricate, labels_of
 
@@ -56,7 +56,9 @@ def tables_of(path):
 
 
 def deviations(path, runs):
-    return changed(label(runs), [cell for name in tables_of(path) for cell in published(name)], tables_of(path))
+    return changed_settings(
+        label(runs), [cell for name in tables_of(path) for cell in published(name)], tables_of(path)
+    )
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -174,9 +176,9 @@ def test_a_run_without_labels_beside_a_published_number_is_compared_too():
     whole = Config.model_validate({**config, "partition": {"alpha": 0.05}}).model_dump(mode="json")
     labels = {"dataset": "cifar10", "model": "resnet18", "method": "fedvg", "partition.alpha": 0.05}
     run = ReportedRun(Path("mine"), "finished", whole, {}, {}, labels, 0)
-    assert "rounds = 50 (recipe: 200)" in changed([run], cells, ["fedvg_table_A3"])
+    assert "rounds = 50 (recipe: 200)" in changed_settings([run], cells, ["fedvg_table_A3"])
     assert (
-        changed(
+        changed_settings(
             [ReportedRun(Path("mine"), "finished", whole, {}, {}, {**labels, "mu": 1}, 0)], cells, ["fedvg_table_A3"]
         )
         == []
@@ -199,7 +201,7 @@ def test_tables_and_figures_of_a_scaled_sweep_name_what_ran(tmp_path):
     text = document(report, [], [])
     assert "### digits / cnn\n" in text
     assert "published (difference)" not in text
-    drawn = draw(report, on_missing=pytest.fail)
+    drawn = draw_figures(report, on_missing=pytest.fail)
     titles = [axes.get_title() for axes in drawn["bars"].axes] + [drawn["curves"]._suptitle.get_text()]
     assert titles == ["digits / cnn", "digits / cnn"]
     assert not [line for line in drawn["bars"].axes[0].lines if line.get_marker() == "D"]
@@ -280,7 +282,7 @@ def test_fedvgs_tables_join_in_one_report(tmp_path):
     assert report.tables[0].rows == ("FedAvg", "FedVG", "FedAvg + FedVG")
     pairs = {(item.other, *item.column): item.result.num_pairs for item in report.by_table}
     assert pairs == {(row, alpha): n for row, n in (("FedAvg", 2), ("FedAvg + FedVG", 1)) for alpha in (0.1, 0.05)}
-    made = draw(report, on_missing=pytest.fail)
+    made = draw_figures(report, on_missing=pytest.fail)
     assert set(made) >= {"bars", "integration"}
     (axes,) = made["bars"].axes  # figure A.5
     assert (axes.get_title(), [tick.get_text() for tick in axes.get_xticklabels()]) == (
@@ -321,7 +323,7 @@ def test_runs_without_labels_are_named_in_time_linear_in_their_number(tmp_path, 
     asked = []
     for index in range(12):
         fabricate(tmp_path / f"{index}", 0.5, methods=[{"fedprox": {"mu": 0.1 * (index % 2 + 1)}}], seed=index // 2)
-    monkeypatch.setattr(runs, "method_names", lambda config: asked.append(1) or "fedprox")
+    monkeypatch.setattr(runs, "row_methods", lambda config: asked.append(1) or "fedprox")
     found = find_runs([tmp_path])
     assert {run.labels["method"] for run in found} == {"fedprox (mu=0.1)", "fedprox (mu=0.2)"}
     assert len(asked) <= 4 * len(found)

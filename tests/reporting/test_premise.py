@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import draw
+from raysim.reporting.drawing import draw_figures
 from tests.support.report_runs import fabricate
 
 
@@ -20,7 +20,7 @@ def test_premise_shows_three_rounds_of_all_seeds_and_the_mean_correlation(tmp_pa
             values = np.array([[10.0 + index, 0.2 + seed / 10], [np.nan, np.nan], [2000.0, 0.1]])
             np.savez(folder / "arrays" / f"round_{index:05d}.npz", **{"diagnostics.premise": values})
     missing = {}
-    drawn = draw(make_report([tmp_path], {"figures": ["premise"]}), on_missing=missing.__setitem__)
+    drawn = draw_figures(make_report([tmp_path], {"figures": ["premise"]}), on_missing=missing.__setitem__)
     (axes,) = drawn["premise"].axes
     assert not missing
     assert "mean rank correlation -0.55" in axes.get_title()
@@ -35,5 +35,5 @@ def test_premise_shows_three_rounds_of_all_seeds_and_the_mean_correlation(tmp_pa
 def test_premise_says_what_is_missing(tmp_path):
     missing = {}
     fabricate(tmp_path / "run", 0.5)
-    draw(make_report([tmp_path], {"figures": ["premise"]}), on_missing=missing.__setitem__)
+    draw_figures(make_report([tmp_path], {"figures": ["premise"]}), on_missing=missing.__setitem__)
     assert "measures: [premise]" in missing["premise"]

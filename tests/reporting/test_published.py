@@ -12,7 +12,7 @@ from raysim.reporting.drawing import figure_faults
 from raysim.reporting.published import FOLDER, is_same, match, published
 from raysim.reporting.render import lines_of
 from raysim.reporting.report import write
-from raysim.reporting.runs import method_names
+from raysim.reporting.runs import row_methods
 from tests.support.report_runs import sweep
 
 
@@ -97,7 +97,7 @@ def test_every_trial_of_a_recipe_finds_its_published_cell(name):
     theirs = [cell for table in raw["report"]["published"] for cell in published(table)]
     found = set()
     for trial in grid(raw, str(path)):
-        labels = {"method": method_names(trial.raw), **trial.raw["labels"]}
+        labels = {"method": row_methods(trial.raw), **trial.raw["labels"]}
         del labels["seed"]
         cell = match(theirs, labels)
         assert cell is not None, labels

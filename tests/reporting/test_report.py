@@ -12,7 +12,7 @@ from raysim.config import Config, parse_config
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, winners
-from raysim.reporting.drawing import draw
+from raysim.reporting.drawing import draw_figures
 from raysim.reporting.published import published
 from raysim.reporting.render import latex, latex_text, lines_of, markdown, write_csv
 from raysim.reporting.report import write
@@ -298,5 +298,5 @@ def test_runs_on_other_data_than_their_labels_say_are_called_so(tmp_path):
 
 def test_a_papers_figure_number_is_its_kind(runs):
     names = ["figure_1", "bars", "figure_3", "curves"]
-    made = draw(make_report([runs], {"figures": names}), on_missing=pytest.fail)
+    made = draw_figures(make_report([runs], {"figures": names}), on_missing=pytest.fail)
     assert list(made) == ["bars", "lines", "curves"]

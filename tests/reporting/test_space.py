@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import draw
+from raysim.reporting.drawing import draw_figures
 from tests.support.report_runs import fabricate
 
 GIVEN = {"rows": "form", "ignore": ["mu", "eps", "kind"], "figures": ["space"]}
@@ -19,7 +19,7 @@ def test_every_run_is_a_dot_in_each_panel_and_those_that_failed_are_crosses(tmp_
     fabricate(tmp_path / "lost", 0.5, labels={"form": "masked", "mu": 5.0, "eps": 0.1, "seed": 0}, status="FAILED")
     fabricate(tmp_path / "plain", 0.6, labels={"form": "FedAvg", "seed": 0})
     missing = {}
-    made = draw(make_report([tmp_path], GIVEN), on_missing=missing.__setitem__)
+    made = draw_figures(make_report([tmp_path], GIVEN), on_missing=missing.__setitem__)
     assert not missing
     by_mu, by_eps, both, *_ = made["space"].axes
     assert by_mu.get_xscale() == "log"
@@ -35,7 +35,7 @@ def test_two_searches_without_a_run_of_both_labels_have_no_plane(tmp_path):
     for k in range(6):
         for name in ("mu", "eps"):
             fabricate(tmp_path / f"{name}{k}", 0.5, labels={"form": name, name: 0.1 * k, "seed": 0})
-    made = draw(make_report([tmp_path], GIVEN), on_missing=lambda *_: None)
+    made = draw_figures(make_report([tmp_path], GIVEN), on_missing=lambda *_: None)
     assert [axes.get_xlabel() for axes in made["space"].axes] == ["mu", "eps"]
 
 
@@ -43,5 +43,5 @@ def test_without_a_label_of_many_numbers_there_is_none(tmp_path):
     for k in range(3):
         fabricate(tmp_path / f"a{k}", 0.5, labels={"form": "masked", "mu": k, "seed": k}, seed=k)
     missing = {}
-    assert not draw(make_report([tmp_path], GIVEN), on_missing=missing.__setitem__)
+    assert not draw_figures(make_report([tmp_path], GIVEN), on_missing=missing.__setitem__)
     assert "report.ignore" in missing["space"]

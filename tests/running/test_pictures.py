@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raysim.running.pictures import bars, class_picture, confusion_picture, heat_map, png
+from raysim.running.pictures import bar_chart, class_picture, confusion_picture, heat_map, png
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(100, 10), (20, 200), (3, 2)])
@@ -47,7 +47,7 @@ def test_heat_map_shows_its_values_and_colours_by_the_logarithm_where_all_are_ab
 
 
 def test_bars_have_the_height_of_their_numbers():
-    axes = bars(np.array([4.0, -2.0, 0.0]), ["a", "b", "c"], "t").axes[0]
+    axes = bar_chart(np.array([4.0, -2.0, 0.0]), ["a", "b", "c"], "t").axes[0]
     assert [patch.get_height() for patch in axes.patches] == [4.0, -2.0, 0.0]
 
 
@@ -60,6 +60,6 @@ def test_confusion_picture_has_shares_of_the_true_class_and_counts():
 @pytest.mark.parametrize("row", [[np.nan, np.inf], [0.0, 0.0], [7.0, 7.0], [-2.0, np.nan]])
 def test_no_array_is_an_error(row):
     values = np.array([row])
-    for figure in (heat_map(values, [0], ["a", "b"], title="t", is_log=True), bars(values[0], ["a", "b"], "t")):
+    for figure in (heat_map(values, [0], ["a", "b"], title="t", is_log=True), bar_chart(values[0], ["a", "b"], "t")):
         content, size = png(figure)
         assert Image.open(io.BytesIO(content)).size == size

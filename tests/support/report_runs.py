@@ -13,7 +13,7 @@ import yaml
 
 from raysim.config import Config
 from raysim.reporting.build import make_report, published_report
-from raysim.reporting.drawing import draw
+from raysim.reporting.drawing import draw_figures
 
 #: Configurations that bear out the labels of made-up runs.
 TRUE = {
@@ -98,7 +98,7 @@ def drawn(paths, given):
     """(report, file name -> figure, kind -> why it is missing)."""
     missing = {}
     report = make_report(paths, given) if paths else published_report(given)
-    return report, draw(report, on_missing=missing.__setitem__), missing
+    return report, draw_figures(report, on_missing=missing.__setitem__), missing
 
 
 SCORES = {

@@ -16,7 +16,7 @@ from raysim.core.method import Batch
 from raysim.core.seeding import torch_generator
 from raysim.plan.build import local_settings
 from raysim.training import local
-from raysim.training.evaluate import evaluate, joined
+from raysim.training.evaluate import evaluate, joined_slices
 from raysim.training.inputs import Examples, InputTransform, passes
 from raysim.training.local import LocalSettings, batch_bounds, num_local_steps, train_locally, training_batches
 from raysim.training.model import BoundModel
@@ -330,7 +330,7 @@ def test_slices_of_an_evaluation_join():
         evaluate(model, Examples(data.inputs[a:b], data.targets[a:b]), InputTransform(), keeps_logits=True)
         for a, b in ((0, 20), (20, 50))
     ]
-    total = joined(parts)
+    total = joined_slices(parts)
     assert (total.columns["predictions"] == whole.columns["predictions"]).all()
     assert (total.labels == data.targets.numpy()).all()
     assert np.allclose(total.logits, whole.logits, rtol=1e-4, atol=1e-6)

@@ -25,7 +25,7 @@ from raysim.engine.messages import (
     Slice,
     TaskClients,
     TaskResult,
-    num_bytes,
+    message_bytes,
 )
 from raysim.engine.ray.session import ENDS, LOSSES, Actor, Ref, plain_errors
 from raysim.engine.ray.slots import RETRIES, START_S, NodeIsGoing, TrainerSlot, TrainerSlots
@@ -258,7 +258,7 @@ class RayPool:
         adds: bool,
     ) -> list[Answer]:
         asked = [(cast(ClientTask, result.place), clients) for result, clients in parts]
-        sent = request if num_bytes(vars(request)) <= INLINE_BYTES else ray.put(request)
+        sent = request if message_bytes(vars(request)) <= INLINE_BYTES else ray.put(request)
 
         def attempt() -> list[Answer]:
             self._train_lost([task for task, _ in asked])

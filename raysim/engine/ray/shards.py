@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.base.errors import RaysimError
 from raysim.engine.ray.session import LOSSES, Actor, no_actors_left, this_node
-from raysim.folders.files import file_digest, part_of
+from raysim.folders.files import file_digest, partial_file
 
 if TYPE_CHECKING:
     from raysim.data.shard_files import Filled, ShardPlan
@@ -92,7 +92,7 @@ def _local_folder() -> Path:
 
 
 def _copy(folder: str, node: str, file: str, target: Path) -> None:
-    temporary = part_of(target)
+    temporary = partial_file(target)
     _read(folder, node, file).tofile(temporary)
     # Several trainers of a node may fetch the same file; each of them puts a whole one there.
     os.replace(temporary, target)

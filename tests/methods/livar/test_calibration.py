@@ -15,7 +15,7 @@ from methods.livar.calibration import (
     Explanation,
     curve,
     explain,
-    ranks,
+    quantile_ranks,
     rows_of_run,
     table_from,
 )
@@ -119,8 +119,8 @@ def test_identical_clients_get_the_same_by_the_ridge(constraint):
 
 
 def test_ranks_are_positions_between_the_smallest_and_the_largest():
-    assert ranks(np.array([3.0, 1.0, 2.0, 9.0, 9.0])).tolist() == [0.5, 0.0, 0.25, 0.875, 0.875]
-    assert ranks(np.array([7.0])).tolist() == [0.5]
+    assert quantile_ranks(np.array([3.0, 1.0, 2.0, 9.0, 9.0])).tolist() == [0.5, 0.0, 0.25, 0.875, 0.875]
+    assert quantile_ranks(np.array([7.0])).tolist() == [0.5]
 
 
 def made_rows(seed=0, clients=6, layers=12):
@@ -128,7 +128,7 @@ def made_rows(seed=0, clients=6, layers=12):
     parts = []
     for run in range(2):
         importance = rng.gamma(1.0, size=(clients, layers, 2)) * (1 + 2 * run)  # runs of different size
-        places = np.stack([ranks(importance[..., f].ravel()).reshape(clients, layers) for f in (0, 1)], axis=2)
+        places = np.stack([quantile_ranks(importance[..., f].ravel()).reshape(clients, layers) for f in (0, 1)], axis=2)
         coefficients = 0.05 + 0.1 * (places[..., 1] > 0.8) - 0.03 * (places[..., 0] > 0.5)
         names = [f"layer{index}" for index in range(layers)]
         parts.append(
