@@ -58,9 +58,6 @@ def _finding(is_ok: bool, line: str, fault: str) -> Finding:
     return is_ok, line if is_ok else line + fault
 
 
-# --- this process -----------------------------------------------------------------------------------------------------
-
-
 def installation() -> Iterator[Finding]:
     """Versions, cores, memory and GPUs of this machine."""
     yield (3, 11) <= sys.version_info[:2] <= (3, 13), f"Python {sys.version.split()[0]} (3.11 to 3.13)"
@@ -113,9 +110,6 @@ def at_uri(storage: str) -> Iterator[Finding]:
 def _disk(folder: Path, name: str) -> Finding:
     free = shutil.disk_usage(folder).free
     return _finding(free > MIN_DISK, f"{free / 2**30:.1f} GiB free in {name}", ": Ray and the runs need 2 GiB or more")
-
-
-# --- a cluster --------------------------------------------------------------------------------------------------------
 
 
 def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
@@ -191,9 +185,6 @@ def _storage(node: NodeFacts, storage: Path) -> Finding:
     remedy = "mount shared storage on every node and set RAYSIM_HOME to it"
     scope = "a single run needs it on the head alone, a sweep everywhere"
     return False, f"does not see what the driver writes to {storage}: {remedy} ({scope})"
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _write_probe(storage: Path) -> Path:

@@ -84,9 +84,6 @@ class RoundRecord:
     notes: Sequence[str] = ()
 
 
-# --- of the cohort --------------------------------------------------------------------------------------------------------
-
-
 def cohort_metrics(
     cohort: Cohort, message: RoundMessage, layout: Layout, sizes: FederationSizes, task: Task = CLASSES
 ) -> dict[str, float]:
@@ -133,9 +130,6 @@ def _per_client(weight: Tensor | RightMap) -> np.ndarray:
     if isinstance(weight, RightMap):
         return weight.maps.diagonal(dim1=1, dim2=2).mean(1).numpy()
     return weight.flatten(1).mean(1).numpy() if weight.dim() > 1 else weight.numpy()
-
-
-# --- of the global model's scores -----------------------------------------------------------------------------------------
 
 
 def evaluation(

@@ -50,8 +50,6 @@ def _power_of_two(limit: int) -> int:
     return 1 << max(1, limit).bit_length() - 1
 
 
-# --- what trainers run at a global model --------------------------------------------------------------------------------
-
 #: call(trainer, point, request, slices) -> an answer for each slice.
 ModelCall = Callable[[Trainer, EvaluationPoint, Any, Sequence[Slice]], list[Packed]]
 

@@ -127,8 +127,6 @@ class Server:
         picture = layer_block_weights(cohort, weights, self.layout)
         return RoundRecord(round_index, metrics, columns, picture, views.arrays, confusion, self.pool.take_notes())
 
-    # --- the parts of a round -----------------------------------------------------------------------------------------
-
     def phase_of(self, round_index: int) -> tuple[int, Phase]:
         """Index of a round's phase, and the phase."""
         for index, phase in enumerate(self.phases):
@@ -263,8 +261,6 @@ class Server:
         """Whether this round is one to evaluate: every so many, and the last."""
         is_due = self.evaluate_every > 0 and (round_index + 1) % self.evaluate_every == 0
         return is_due or round_index + 1 == self.num_rounds
-
-    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """Everything of the server that a later round depends on, without client memory."""

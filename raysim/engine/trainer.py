@@ -104,8 +104,6 @@ class Trainer:
         self.data = DeviceData(self.federation, self.transform, self.model.device, self.shift)
         self._vectors = RoundVectors(self.layout)
 
-    # --- training ---------------------------------------------------------------------------------------------------
-
     def train(
         self, message: RoundMessage, blocks: Sequence[ClientBlock], memories: Sequence[Packed]
     ) -> tuple[Reports, list[Packed]]:
@@ -254,8 +252,6 @@ class Trainer:
             examples = self.data.held_out(held_out)
             score = evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch)
         return float(self.task.finish(self.task.values(score.columns).mean()))
-
-    # --- what else runs where models and updates lie ------------------------------------------------------------------
 
     def fold(self, request: FoldRequest, parts: Sequence[TaskClients]) -> np.ndarray:
         """(entries of the leaves,) float64: partial exact sum of a vector over some clients of each of some tasks."""

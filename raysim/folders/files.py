@@ -100,9 +100,6 @@ class LoggedArrays(Mapping[str, np.ndarray]):
         return explained(f"{self._path.name} is damaged", self._path.parent, mend, Exception)
 
 
-# --- the seal of a run that came to its end: checksums of its results -------------------------------------------------
-
-
 def seal_of(folder: Path, paths: Iterable[Path]) -> str:
     """Lines as `sha256sum` writes them, one for each of the files that is there."""
     names = (path.relative_to(folder).as_posix() for path in paths if path.is_file())

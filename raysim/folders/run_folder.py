@@ -151,8 +151,6 @@ class RunFolder:
     def picture(self, name: str) -> Path:
         return self.path / f"{name}.png"
 
-    # --- marks --------------------------------------------------------------------------------------------------------
-
     @property
     def status(self) -> Status:
         for mark, name in MARKS.items():
@@ -215,8 +213,6 @@ class RunFolder:
         for path in self.path.rglob(".*.part"):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    # --- whole files --------------------------------------------------------------------------------------------------
-
     def read_config(self) -> Settings:
         """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError, DataError."""
         self.check_unchanged(self.config)
@@ -244,8 +240,6 @@ class RunFolder:
         others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
         hidden = (".", "events.out")
         return [p for p in sorted(self.path.iterdir()) if p not in others and not p.name.startswith(hidden)]
-
-    # --- rows and arrays ----------------------------------------------------------------------------------------------
 
     def progress_rows(self, before: int | None = None) -> list[dict[str, str]]:
         """The whole rows of progress.csv, those of rounds below `before`; none if it is not there.

@@ -292,9 +292,6 @@ def _as_fault() -> Iterator[None]:
         raise ConfigError([Fault("storage", text)]) from error
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def run_place(storage: str, name: str) -> str:
     """Where the run or sweep of that name lies in a storage: a path or a URI."""
     return joined(storage, name) if is_uri(storage) else str(Path(storage) / name)

@@ -61,9 +61,6 @@ class Task:
         return lambda outputs, batch: self.total(outputs.logits, batch.targets) / len(batch.targets)
 
 
-# --- one class a row --------------------------------------------------------------------------------------------------------
-
-
 def cross_entropy(outputs: Outputs, batch: Batch) -> Tensor:
     """Mean cross-entropy of a batch. Scalar."""
     return F.cross_entropy(outputs.logits, batch.targets)
@@ -106,9 +103,6 @@ CLASSES = Task(
 )
 
 
-# --- several labels a row ---------------------------------------------------------------------------------------------------
-
-
 def _of_labels(columns: Columns, num_labels: int) -> dict[str, float]:
     """As scikit-learn has them: labels that every row has, or none, count not for the AUROC; F1 is at a probability of 0.5."""
     from sklearn.metrics import f1_score, roc_auc_score
@@ -136,9 +130,6 @@ LABELS = Task(
     of_part="label_accuracy",
     main="auroc",
 )
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------------
 
 
 def _numbers(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,9 +163,6 @@ REGRESSION = Task(
     main="rmse",
     finish=np.sqrt,
 )
-
-
-# --- the next token ---------------------------------------------------------------------------------------------------------
 
 
 def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:

@@ -160,8 +160,6 @@ class RayPool:
     def get(self, handle: Handle) -> Packed:
         return ray.get(cast(Ref, handle))
 
-    # --- training -----------------------------------------------------------------------------------------------------
-
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
         sent, state = self._state.put(message)  # once a round: every task gets the references, every node one copy
         planned: list[tuple[TrainerSlot | None, ClientTask]] = []
@@ -246,8 +244,6 @@ class RayPool:
         # Counts all that is handed out once more, also what the dead trainer had not begun: Ray does not say how far it was.
         self._redone_blocks += len(task.blocks)
         return None
-
-    # --- what runs where results lie, or on slices --------------------------------------------------------------------
 
     def at_results(
         self,
