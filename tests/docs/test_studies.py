@@ -1,7 +1,7 @@
 """The pages of studies: every number with a decimal point comes from the study's report.
 
 Such a number is in one of the reports or tables below the study's folder, rounded as the page prints it, or it is the
-difference of two means there that share all labels but the method and one more. A number of the study's files in
+difference of the means of two cells of one table that differ in a single label. A number of the study's files in
 `configs/studies` is a setting. Code is left out, and so are whole numbers, which count things.
 """
 
@@ -30,23 +30,20 @@ def numbers(text: str) -> list[Decimal]:
 
 
 def reported(study: Path) -> set[Decimal]:
-    """All numbers of the reports and tables of a study, and the differences of its means."""
+    """All numbers of the reports and tables of a study, and the differences of means of neighbouring cells."""
     found = {number for path in study.rglob("report.md") for number in numbers(path.read_text())}
     for path in study.rglob("table.csv"):
-        cells = [(labels_of(row), Decimal(row["mean"]), row) for row in csv.DictReader(path.open()) if row["mean"]]
-        found |= {number for _, mean, row in cells for number in (mean, Decimal(row["std"] or 0))}
-        found |= {
-            abs(mean - other)
-            for (labels, mean, _), (others, other, _) in combinations(cells, 2)
-            if sum(one != another for one, another in zip(labels, others, strict=True)) <= 1
-        }
+        rows = [row for row in csv.DictReader(path.open()) if row["mean"]]
+        cells = [(labels_of(row), Decimal(row["mean"])) for row in rows]
+        found |= {number for row in rows for number in (Decimal(row["mean"]), Decimal(row["std"] or 0))}
+        found |= {abs(mean - other) for (one, mean), (two, other) in combinations(cells, 2) if len(one ^ two) == 2}
     return found
 
 
-def labels_of(row: dict[str, str]) -> list[str]:
-    """What is in the columns of table.csv before the metric's, but the method, which other labels may stand for."""
+def labels_of(row: dict[str, str]) -> frozenset[tuple[str, str]]:
+    """(label, value) of what stands before the metric in a row of table.csv."""
     names = list(row)
-    return [row[name] for name in names[: names.index("metric")] if name != "method"]
+    return frozenset((name, row[name]) for name in names[: names.index("metric")] if row[name])
 
 
 def settings(text: str) -> set[Decimal]:
@@ -72,6 +69,12 @@ def test_numbers_are_rounded_settings_apart_and_code_left_out():
         == []
     )
     assert unknown("88.4 against 0.51; version 1.2.3", known) == ["88.4", "0.51"]
+
+
+def test_differences_are_of_cells_that_differ_in_one_label(tmp_path):
+    lines = ["method,alpha,metric,mean,std", "A,0.1,accuracy,50,", "B,0.1,accuracy,53.5,", "B,0.5,accuracy,61,1.25"]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    assert reported(tmp_path) == {Decimal(number) for number in ("50", "53.5", "61", "0", "1.25", "3.5", "7.5")}
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
