@@ -207,7 +207,7 @@ def test_stop_conditions_end_a_run_completed(settings):
     full = raysim.run(settings, name="full", rounds=12, quiet=True).history["server/accuracy"]
     wanted = float(full.iloc[:6].max())
     first = int((full >= wanted).idxmax())
-    reached = raysim.run(settings, name="accuracy", rounds=12, stop__accuracy=wanted, quiet=True)
+    reached = raysim.run(settings, name="accuracy", rounds=12, stop__score=wanted, quiet=True)
     assert reached.summary["rounds"] == first + 1
     assert "was asked for" in reached.status.message == reached.summary["stopped_by"]
     patient = raysim.run(settings, name="patience", rounds=12, stop__patience=2, quiet=True)
@@ -216,7 +216,7 @@ def test_stop_conditions_end_a_run_completed(settings):
     assert patient.summary["rounds"] == expected + 1
     timed = raysim.run(settings, name="seconds", rounds=12, stop__seconds=1e-6, quiet=True)
     assert timed.summary["rounds"] == 1
-    again = raysim.run(settings, name="accuracy", rounds=12, stop__accuracy=wanted, quiet=True)
+    again = raysim.run(settings, name="accuracy", rounds=12, stop__score=wanted, quiet=True)
     assert again.summary == reached.summary
 
 

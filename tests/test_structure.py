@@ -28,7 +28,7 @@ FULL_FOLDERS = {"raysim/data": 21}
 
 #: Keys of a configuration. A new one takes the place of another, or raises this with a reason; the
 #: last: cohort.sampling and stop.epsilon, for differential privacy, and resources.restarts, for runs that nobody watches.
-NUM_KEYS = 158
+NUM_KEYS = 153
 
 #: Name of files in several rooms -> why.
 SAME_NAME = {

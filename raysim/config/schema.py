@@ -108,7 +108,6 @@ class EvaluationGroup(Group):
 
 class CheckpointGroup(Group):
     every_s: float = key(30.0, "seconds between checkpoints; 0: after every round", ge=0)
-    keep_last: int = key(2, "how many of the latest checkpoints are kept", ge=1)
 
 
 def _is_longer(rounds: object, patience: object) -> bool:
@@ -120,8 +119,7 @@ def _has_dp(methods: object, _: object) -> bool:
 
 
 class StopGroup(Group):
-    accuracy: float | None = key(None, "test accuracy at which the run ends", gt=0, le=1)
-    score: float | None = key(None, "the same for any task: value of its main metric")
+    score: float | None = key(None, "value of the task's main metric, such as the test accuracy, at which the run ends")
     patience: int | None = key(
         None,
         "the run ends after this many rounds without a better score on the test set",
@@ -166,9 +164,6 @@ class TuneGroup(Group):
     grace_rounds: int = key(
         1, "rounds of a trial before it may be stopped", ge=1, counts=counts_given("tune.scheduler")
     )
-    reduction_factor: float = key(
-        4.0, "1 of `reduction_factor` trials survives each rung", gt=1, counts=counts_with("tune.scheduler", "asha")
-    )
     callbacks: list[str | Settings] = key(
         [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
     )
@@ -195,11 +190,10 @@ class CalibrateGroup(Group):
     count_feature: bool = key(False, "true: the client's number of examples is a third feature")
     trees: int = key(500, "trees of the random forest", ge=1)
     min_leaf: int = key(5, "fewest rows in a leaf of a tree", ge=1)
-    seed: int = key(0, "seed of the random forest", ge=0)
-    cuts_a: tuple[Quantile, Quantile] = key(
-        (0.25, 0.50), "quantiles of I_A: below the first it is low, above the second high"
+    cuts: tuple[Quantile, Quantile, Quantile, Quantile] = key(
+        (0.25, 0.50, 0.60, 0.80),
+        "quantiles: I_A is low below the first and high above the second; I_B is low below the third and high above the fourth",
     )
-    cuts_b: tuple[Quantile, Quantile] = key((0.60, 0.80), "the same for I_B")
 
 
 class ReportGroup(Group):

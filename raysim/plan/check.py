@@ -184,10 +184,6 @@ def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_tes
             yield Fault(f"stop.{name}", text)
         elif not num_test and name != "seconds":
             yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
-    if "accuracy" in conditions and (main != "accuracy" or "score" in conditions):
-        text = "and stop.score are two limits of one number; drop one of the two"
-        other = f"the main metric is {main}; set stop.score instead"
-        yield Fault("stop.accuracy", text if main == "accuracy" else other)
     phase = next((method.name for method in methods if method.is_phase), "")
     if conditions and phase:
         text = f"{phase} works after the last round, so that round must be known; drop one of the two"

@@ -260,7 +260,7 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     if behind:
         return ""
     main = main_of(rows[-1])  # evaluated; in this process the first row may lack the column
-    scores, wanted = judged(rows, len(rows), main, every=every), stop.score if stop.accuracy is None else stop.accuracy
+    scores, wanted = judged(rows, len(rows), main, every=every), stop.score
     best, best_round, last_round = scores[f"best_{main}"], scores["best_round"], int(rows[-1]["round"])
     sign = 1 if direction_of(main) == "max" else -1
     if wanted is not None and best is not None and sign * best >= sign * wanted:

@@ -101,7 +101,7 @@ def _attempt(
     folder.remove_leftovers()
     if stored:
         stored.pull()
-    store = CheckpointStore(folder.checkpoints, plan.config.checkpoint.keep_last)
+    store = CheckpointStore(folder.checkpoints)
     state = run_state(plan, folder, stored.uri if stored else "")
     step = next_step(replace(state, resumes=state.resumes or number > 0))
     if step in ("show", "resume") and _told_anew(plan, folder, on_note):

@@ -139,10 +139,10 @@ def _own_faults(config: Config) -> Iterator[Fault]:
     if _holds_adapters(start := config.model.pretrained):
         text = f"{start} holds adapters; eq. 4 is about what training from none of them adds"
         yield Fault("model.pretrained", f"{text}: give weights of a run without model.lora, or default")
-    for key in ("cuts_a", "cuts_b"):
-        low, high = getattr(config.calibrate, key)
+    cuts = config.calibrate.cuts
+    for low, high in (cuts[:2], cuts[2:]):
         if low > high:
-            yield Fault(f"calibrate.{key}", f"must rise, got {low:g}, {high:g}")
+            yield Fault("calibrate.cuts", f"must rise, got {low:g}, {high:g}")
 
 
 def _holds_adapters(pretrained: str | None) -> bool:
@@ -241,7 +241,7 @@ def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
             np.stack([arrays[f"livar.importance_{factor}"][is_active] for factor in "ab"], axis=2),
             arrays["keep_factors.num_examples"][is_active],
             np.stack([coefficients(layer) for layer in layers], axis=1),
-            (settings.cuts_a, settings.cuts_b),
+            (settings.cuts[:2], settings.cuts[2:]),
         )
 
 
@@ -264,9 +264,9 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
     run_pairs(plan, listener)
     rows, group = rows_of(plan), plan.settings
     listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining them")
-    forest = group.model_dump(include={"features", "count_feature", "trees", "min_leaf", "seed"})
-    explanation = explain(rows, **forest)
-    result = calibration(rows, explanation, (group.cuts_a, group.cuts_b), group.model_dump(mode="json"))
+    forest = group.model_dump(include={"features", "count_feature", "trees", "min_leaf"})
+    explanation = explain(rows, **forest, seed=0)
+    result = calibration(rows, explanation, (group.cuts[:2], group.cuts[2:]), group.model_dump(mode="json"))
     write_file(plan.file, (json.dumps(result, indent=1) + "\n").encode())
     try:
         text = yaml.safe_dump({"methods": [{"livar": {"table": plain_table(result)}}]}, sort_keys=False)

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from ray import tune
 from ray.tune.experiment import Trial
@@ -150,8 +149,9 @@ def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Cal
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # A list may wait in line; what a search chooses next is better the later it is asked.
-    quiet = QUIET if sweep.search else {**QUIET, "TUNE_MAX_PENDING_TRIALS_PG": "200"}
-    with mock.patch.dict(os.environ, quiet), collected_signals(_end_trials) as received:
+    quiet = {**QUIET, "TUNE_MAX_PENDING_TRIALS_PG": "auto" if sweep.search else "200"}
+    os.environ.update(quiet)
+    with collected_signals(_end_trials) as received:
         tune.Tuner(
             make_trainable(packed(sweep.raw), gpus, settings, made),
             tune_config=tune.TuneConfig(

@@ -105,7 +105,6 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler:
             time_attr="training_iteration",
             max_t=max(trial.num_rounds for trial in sweep.checked),
             grace_period=settings.grace_rounds,
-            reduction_factor=settings.reduction_factor,
             stop_last_trials=False,
         )
     if settings.scheduler == "median":

@@ -48,7 +48,6 @@ from tests.support.federations import raw_config
         ({"cohort": {"straggler_work": 0.5}}, "cohort.straggler_work"),
         ({"rounds": 5, "stop": {"patience": 5}}, "stop.patience"),
         ({"tune": {"grace_rounds": 3}}, "tune.grace_rounds"),
-        ({"tune": {"scheduler": "median", "reduction_factor": 2}}, "tune.reduction_factor"),
         ({"partition": {"scheme": "joint"}, "cohort": {"size": 1, "dropout": 0.5}}, "cohort"),
         ({"report": {"metric": "best_accuracy", "metrics": {"seen": {"last": "accuracy"}}}}, "report.metric"),
         ({"report": {"client": 3}}, "report.client"),

@@ -74,7 +74,7 @@ class Ground:
     def raw(self, number: int, storage: Path, root: Path) -> dict[str, Any]:
         """The configuration of a run of a method list."""
         raw = configurations.base(str(root), str(storage)) | {"rounds": ROUNDS} | METHODS[number]
-        return raw | {"name": f"run-{number}", "checkpoint": {"every_s": 0, "keep_last": 2}}
+        return raw | {"name": f"run-{number}", "checkpoint": {"every_s": 0}}
 
 
 def run(raw: dict[str, Any], stop_after: int = 0) -> str:

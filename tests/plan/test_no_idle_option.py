@@ -98,7 +98,6 @@ PROBES = {
     "evaluation.metrics": [["auroc"]],
     "stop.patience": [2, 5],
     "tune.grace_rounds": [2],
-    "tune.reduction_factor": [2.0],
 }
 
 OUTSIDE = {
@@ -106,7 +105,7 @@ OUTSIDE = {
     "report, calibrate, tune": "other verbs; a run refuses the groups tune and calibrate, see the cases below",
     "resources": "where a run computes; those that only Ray uses are silent in a serial run, see the schema",
     "task": "what the targets are for; a set fits one task, tests/training/test_tasks.py",
-    "on_nonfinite, stop.accuracy, stop.score, stop.seconds": "act upon an event: a number that is not finite, a score, a clock",
+    "on_nonfinite, stop.score, stop.seconds": "act upon an event: a number that is not finite, a score, a clock",
     "stop.epsilon": "what a method has spent; tests/methods/test_privacy.py",
     "evaluation.batch_size, model.channels_last, local.stack": "speed and rounding",
     "model.blocks": "the layout: what methods and traces call a layer block",

@@ -58,8 +58,3 @@ def test_the_lowest_error_is_the_best_one(regression):
     assert errors.iloc[-1] > errors.min()  # the rate is too high: it gets worse
     assert run.summary["best_rmse"] == errors.min()
     assert run.summary["best_round"] == errors.idxmin()
-
-
-def test_an_accuracy_to_stop_at_is_refused_where_there_is_none(regression):
-    with pytest.raises(ConfigError, match=r"the main metric is rmse; set stop\.score instead"):
-        check({**regression, "rounds": 3, "stop": {"accuracy": 0.5}}, "a test")

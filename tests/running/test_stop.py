@@ -31,8 +31,8 @@ def rows(*scores: float | None) -> list[dict[str, str]]:
 
 
 def test_reasons():
-    assert reason_to_stop(StopGroup(accuracy=0.5), rows(0.4, 0.5), 1).startswith("accuracy 0.5000 in round 2")
-    assert not reason_to_stop(StopGroup(accuracy=0.5), rows(0.4, 0.4999), 1)
+    assert reason_to_stop(StopGroup(score=0.5), rows(0.4, 0.5), 1).startswith("accuracy 0.5000 in round 2")
+    assert not reason_to_stop(StopGroup(score=0.5), rows(0.4, 0.4999), 1)
     assert reason_to_stop(StopGroup(patience=2), rows(0.4, 0.4, 0.3), 1).startswith(
         "no better accuracy than 0.4000 for 2"
     )
@@ -81,11 +81,10 @@ def test_on_round_may_end_a_run_between_two_evaluations(settings, tmp_path, caps
 
 def test_conditions_that_cannot_be_met_are_faults(settings):
     for given, message in (
-        ({"stop": {"accuracy": 0.9}, "evaluation": {"every": 0}}, r"stop\.accuracy: looks at evaluations"),
+        ({"stop": {"score": 0.9}, "evaluation": {"every": 0}}, r"stop\.score: looks at evaluations"),
         ({"stop": {"seconds": 9}, "evaluation": {"every": 0}}, r"stop\.seconds: looks at evaluations"),
         ({"stop": {"patience": 3}, "data": {"test": 0.0}}, r"stop\.patience: needs test examples"),
         ({"stop": {"seconds": 9}, "methods": ["ccvr"]}, "stop: ccvr works after the last round"),
-        ({"stop": {"accuracy": 1.5}}, r"stop\.accuracy"),
         ({"stop": {"loss": 1.5}}, r"stop\.loss"),
     ):
         with pytest.raises(ConfigError, match=message):

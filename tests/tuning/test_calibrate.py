@@ -214,8 +214,8 @@ def test_faults_of_a_calibration_are_named_before_anything_runs(root, tmp_path):
         return {fault.key: fault.message for fault in caught.value.faults}
 
     joint = {**PartitionGroup().model_dump(), "scheme": "joint"}
-    found = faults(rounds=2, methods=["fedprox"], partition=joint, calibrate={"cuts_a": [0.5, 0.2]})
-    assert set(found) == {"rounds", "methods", "partition.scheme", "calibrate.cuts_a"}
+    found = faults(rounds=2, methods=["fedprox"], partition=joint, calibrate={"cuts": [0.5, 0.2, 0.6, 0.8]})
+    assert set(found) == {"rounds", "methods", "partition.scheme", "calibrate.cuts"}
     assert "must be > 0" in faults(local={"lr": 0})["local.lr"]
     assert "lora" in faults(model={"lora": None})["methods"]
     for options in ({"components": "head"}, {"layers": "examples"}):

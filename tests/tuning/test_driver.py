@@ -215,7 +215,7 @@ def test_records_of_stopped_trials_are_sealed_once_nobody_holds_their_folder(tmp
 
 @pytest.mark.slow
 def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_cluster):
-    tune = {"scheduler": "asha", "reduction_factor": 2, "grace_rounds": 2}
+    tune = {"scheduler": "asha", "grace_rounds": 2}
     tune |= {"metric": "train/loss", "mode": "min"}
     resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}
     space = {"local.lr": {"grid_search": [0.3, 1e-6]}}
