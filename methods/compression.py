@@ -25,9 +25,6 @@ class Codec(NamedTuple):
     decode: Callable[[Encoded, int], Tensor]
 
 
-# --- the methods --------------------------------------------------------------------------------------------------------
-
-
 def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
     """A client sends the entries of its update that are largest in absolute value, with their places.
 
@@ -177,9 +174,6 @@ def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
     return Method("power_sgd", outgoing=_outgoing(send, error_feedback), needs=frozenset({"client-memory"}))
 
 
-# --- encoded forms ------------------------------------------------------------------------------------------------------
-
-
 def num_bytes(encoded: Encoded) -> int:
     """Bytes of an encoded form."""
     return sum(array.nbytes for array in encoded.values())
@@ -265,8 +259,6 @@ def product_of(encoded: Encoded) -> Tensor:
     """left right^T, (n, m)."""
     return torch.from_numpy(encoded["left"]) @ torch.from_numpy(encoded["right"]).T
 
-
-# --- what they share ----------------------------------------------------------------------------------------------------
 
 #: send(wanted [num_params], 0 in personal leaves, client) -> (what arrives [num_params], its bytes).
 Send = Callable[[Tensor, ClientView], tuple[Tensor, int]]

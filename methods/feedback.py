@@ -24,9 +24,6 @@ Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilat
 Context = Any  # torch's own, on which `forward` leaves whatever `backward` needs
 
 
-# --- methods ------------------------------------------------------------------------------------------------------------
-
-
 def fa(*, layers: Names = "all", scale: Scale = "none", init: Init = "layer", seed: int = 0) -> Method:
     """Feedback alignment: the error passes a layer through a fixed random tensor B instead of its weight.
 
@@ -91,9 +88,6 @@ def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
         return {**ops, **direct_ops(client, chosen_blocks(client.layout, blocks), matrix_of)}
 
     return Method("dfa", init=check, forward=forward, claims=frozenset({"backward:*"}))
-
-
-# --- layers -------------------------------------------------------------------------------------------------------------
 
 
 def feedback_layers(layout: Layout) -> dict[str, Leaf]:
@@ -167,9 +161,6 @@ def direct_matrix(layer: str, outputs: int, size: int, *, seed: int) -> Tensor:
     """(outputs, size): R of direct feedback, uniform in [-1, 1) / sqrt(size), drawn from the seed and the layer's name."""
     generator = torch_generator(derive_seed(seed, f"direct/{layer}"))
     return (2 * torch.rand(outputs, size, generator=generator) - 1) / math.sqrt(size)
-
-
-# --- the backward pass --------------------------------------------------------------------------------------------------
 
 
 def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> LayerOp:

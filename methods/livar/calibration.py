@@ -21,9 +21,6 @@ SMALLEST = 1e-6
 FEATURES = ("importance_a", "importance_b", "num_examples")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def rows_of_run(
     run: str,
     clients: np.ndarray,
@@ -58,9 +55,6 @@ def quantile_ranks(values: np.ndarray) -> np.ndarray:
     if len(values) == 1:
         return np.array([0.5])
     return np.asarray((rankdata(values) - 1) / (len(values) - 1))
-
-
-# --- forest, explanation, table ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,6 @@ class OwnCode:
     folders: tuple[str, ...] = ()
 
 
-# --- by name --------------------------------------------------------------------------------------------------------------
-
-
 def own_function(name: str, kind: str) -> Callable[..., object]:
     """What `module:function` names.
 
@@ -135,9 +132,6 @@ def refuse_shadows() -> None:
             place = file.parent if file.name == "__init__.py" else file
             what = f"{place} stands in the way of raysim's own package {name!r}"
             raise OwnCodeError(what, mend="give it another name")
-
-
-# --- by value -------------------------------------------------------------------------------------------------------------
 
 
 def named(settings: Mapping[str, object]) -> Settings:

@@ -76,9 +76,6 @@ def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list
     ]
 
 
-# --- settings laid over others ----------------------------------------------------------------------------------------
-
-
 def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[str, str]:
     """Key -> reason, of the settings that one layer of a configuration leaves without effect in another.
 

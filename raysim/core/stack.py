@@ -197,9 +197,6 @@ class Stack:
         return tensors
 
 
-# --- a method made of others --------------------------------------------------------------------------------------------
-
-
 def chain(name: str, *parts: Method) -> Method:
     """One method that does what its parts do, in their order.
 

@@ -255,9 +255,6 @@ def _whole_numbers(name: str, values: Sequence[object]) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-# --- a partition in numbers -------------------------------------------------------------------------------------------
-
-
 def label_entropy(class_counts: np.ndarray) -> np.ndarray:
     """(num_clients,) bits: 0 for one class, log2(classes) for all alike. class_counts: (num_clients, classes)."""
     shares = class_counts / np.maximum(1, class_counts.sum(axis=1, keepdims=True))

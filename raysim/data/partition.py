@@ -245,9 +245,6 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
 BY_CLASS = ("dirichlet", "labels", "shards", "nine_plus_one")
 
 
-# --- who gets which --------------------------------------------------------------------------------------------------
-
-
 def _sorted_pieces(
     column: np.ndarray, num_clients: int, per_client: int, min_samples: int, scheme: str, rng: Generator
 ) -> Parts:
@@ -317,8 +314,6 @@ def check_sizes(sizes: np.ndarray, min_samples: int, scheme: str) -> None:
         lower = f", or partition.min_samples to {enough}" if enough < min_samples else ""
         raise DataError(what, f"partition {scheme}", f"lower partition.num_clients{lower}")
 
-
-# --- the user's own ---------------------------------------------------------------------------------------------------
 
 #: What such a function gets, and what it may ask for besides.
 NEEDED = ("labels", "num_clients")

@@ -211,8 +211,6 @@ def split_codes(parts: Sequence[str]) -> np.ndarray:
     return codes
 
 
-# --- the user's own ---------------------------------------------------------------------------------------------------
-
 #: In `SetInfo.source`, between the function and the name of its files.
 FROM = " from "
 

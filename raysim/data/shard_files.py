@@ -133,9 +133,6 @@ class ShardPlan:
 Write = Callable[[ShardPlan], Iterable[Filled]]
 
 
-# --- the plan ---------------------------------------------------------------------------------------------------------
-
-
 class _Wanted(NamedTuple):
     """A file of a federation: these rows of a set, in this order, perhaps with other labels than their own."""
 
@@ -196,9 +193,6 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
         preprocess=preprocess,
         inputs_at=_input_place(info),
     )
-
-
-# --- the steps --------------------------------------------------------------------------------------------------------
 
 
 def read_window(window: Window) -> pa.Table:
@@ -282,9 +276,6 @@ def write_serially(plan: ShardPlan) -> Iterator[Filled]:
     """All windows in this process, one after the other."""
     for window in plan.windows():
         yield scatter(plan, work_on(plan.preprocess, read_window(window)))
-
-
-# --- the files --------------------------------------------------------------------------------------------------------
 
 
 def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int], None]) -> None:

@@ -85,8 +85,6 @@ def stratified_order(labels: np.ndarray) -> np.ndarray:
     return np.lexsort((labels, rank))
 
 
-# --- the validation set -----------------------------------------------------------------------------------------------
-
 #: Copies that FedVG's code adds for each mapped class before it adds all images of the class (tables A.5, A.6).
 DUPLICATES = 50
 

@@ -190,9 +190,6 @@ def _check_names(table: TableRows, names: Sequence[str]) -> None:
             raise DataError(f"the column {name!r} is named twice", where, mend)
 
 
-# --- missing values ---------------------------------------------------------------------------------------------------
-
-
 def _without_missing(
     table: TableRows, inputs: Sequence[str], names: Sequence[str], missing: str | None
 ) -> tuple[TableRows, str]:
@@ -212,9 +209,6 @@ def _without_missing(
         raise DataError("a missing value in every row", str(table.files[0]), mend)
     left_out = f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing value"
     return replace(table, frame=table.frame[~is_left_out]), left_out
-
-
-# --- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def _inputs(
@@ -328,9 +322,6 @@ def _named(table: TableRows, name: str) -> tuple[tuple[str, ...], np.ndarray]:
         what = f"{len(values):,} different values in column {name!r}, more than {MOST_CLASSES:,}"
         raise DataError(what, str(table.files[0]), "choose another column")
     return tuple(map(str, values)), codes.reshape(-1).astype(np.int64)
-
-
-# --- targets ----------------------------------------------------------------------------------------------------------
 
 
 def _kind(column: Series) -> str:

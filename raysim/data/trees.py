@@ -271,9 +271,6 @@ def decode(
     return np.stack(pixels)
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
 def read_table(request: Request) -> Contents:
     """Arrow IPC or Parquet files with columns `label` and `image`: pixels as a fixed-shape tensor, or encoded images
     (bytes, or the {bytes, path} of the Hugging Face hub). `domain` and `split` columns are kept.
