@@ -63,9 +63,9 @@ def layered(
     refuse(_unknown_conditions(result, library), source)
     _drop_stale_labels(result, file, {*call, *(axes or {})})
     result = settled(result, [call, *([scale] if is_scaled else []), file])
-    if axes_as_written(result) and (scale or call):
+    if (later := axes_as_written(result)) and (scale or call or axes):
         added = {key: [*scale[key], *call[key]] for key in scale.keys() & call.keys() if key.endswith("+")}
-        before = as_mapping(value_at(result, "tune.fixed"))
+        before = without_keys(as_mapping(value_at(result, "tune.fixed")), later)  # of an earlier call
         result["tune"]["fixed"] = {**before, **without_keys(scale, call), **call, **added}
     return result
 

@@ -208,6 +208,7 @@ def test_the_file_of_a_sweep_starts_the_same_trials_again(own, root, tmp_path):
     assert [(t.name, t.config) for t in second.trials] == [(t.name, t.config) for t in first.trials]
     assert {(t.config.rounds, t.config.local.lr, t.config.num_clients) for t in first.trials} == {(2, 0.01, 3)}
     assert first.folder.name == "s"
+    assert {t.raw["local"]["lr"] for t in trials(again, "local.lr=0.2,0.3")} == {0.2, 0.3}
 
 
 # --- scale ------------------------------------------------------------------------------------------------------------
