@@ -2,26 +2,79 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
+
+from raysim.base.errors import ConfigError, Fault
 
 Direction = Literal["max", "min"]
 
-#: Metrics of which smaller values are better: losses, errors, perplexities, seconds, megabytes.
-SMALLER = re.compile(r"loss|calibration_error|(?<![a-z])ece$|rmse|(?<![a-z])mae|perplexity|(?<![a-z])seconds|_(s|mb)$")
+#: Metric -> which values are better: those of raysim, and those that the user's own metrics and tasks declare.
+DIRECTIONS: dict[str, Direction] = {
+    **dict.fromkeys(
+        ("accuracy", "balanced_accuracy", "label_accuracy", "macro_f1", "auroc", "exact_match", "r2"), "max"
+    ),
+    **dict.fromkeys(("loss", "calibration_error", "rmse", "mae", "perplexity", "success", "epsilon"), "min"),
+    **dict.fromkeys(("train_s", "aggregate_s", "evaluate_s", "round_s", "seconds_total", "seconds_per_round"), "min"),
+    **dict.fromkeys(("up_mb", "down_mb", "sum_mb", "dropped", "redone_blocks"), "min"),
+}
 
-#: The same for users.
-BETTER = "which values of the metric are better; if null, small ones of losses, calibration errors, times and sizes"
+#: Those of raysim alone.
+OF_RAYSIM = frozenset(DIRECTIONS)
+
+#: What stands in front of a metric's own name: a statistic over the rounds, and which rows were scored.
+_BEFORE = re.compile(r"(best_|mean_last_10pct_)?((validation|unseen|expected|personal)_)*")
+
+#: For users.
+BETTER = "which values of the metric are better; null: as the metric declares, see docs/metrics.md"
 
 
-def direction_of(metric: str, given: Direction | None = None) -> Direction:
-    """The given direction, or that of the metric by its name.
+def declare(name: str, direction: object) -> None:
+    """Say which values of one's own metric are better.
 
-    >>> direction_of("server/accuracy"), direction_of("best:server/loss"), direction_of("server/loss", "max")
+    Raises:
+      ConfigError: neither "max" nor "min".
+    """
+    if direction not in ("max", "min"):
+        raise ConfigError([Fault(name, f"its direction must be 'max' or 'min', got {direction!r}")], "own code")
+    DIRECTIONS[name] = direction
+
+
+def direction_of(metric: str, given: Direction | None = None, *, key: str = "mode") -> Direction:
+    """The given direction, or the one that the metric declares. Measures of methods, METHOD/NAME, have "max" by default.
+
+    Args:
+      key: the setting that says it, for the message.
+    Raises:
+      ConfigError: the user's own metric declares none.
+
+    >>> direction_of("server/accuracy_domain_s"), direction_of("best:server/loss"), direction_of("server/loss", "max")
     ('max', 'min', 'max')
     """
-    return given or ("min" if SMALLER.search(metric) else "max")
+    if given is not None:
+        return given
+    owner, _, name = metric.rpartition(":")[2].rpartition("/")
+    bare = name[_BEFORE.match(name).end() :]  # type: ignore[union-attr]  # it matches an empty text
+    known = [each for each in DIRECTIONS if f"{bare}_".startswith(f"{each}_")]
+    if known:
+        return DIRECTIONS[max(known, key=len)]
+    if owner.partition("/")[0] in ("", "server", "clients"):
+        text = f"{bare!r} does not say which of its values are better; set max or min, or {bare}.direction in its code"
+        raise ConfigError([Fault(key, text)], "the configuration")
+    return "max"
+
+
+def best_round(scores: Mapping[int, float], metric: str) -> int | None:
+    """The round with the best score, the first of several; NaN is never best. None without a number.
+
+    >>> best_round({0: math.nan, 1: 0.5, 2: 0.5}, "accuracy")
+    1
+    """
+    sign = 1 if direction_of(metric) == "max" else -1
+    numbers = [number for number, score in scores.items() if not math.isnan(score)]
+    return max(numbers, key=lambda number: (sign * scores[number], -number), default=None)
 
 
 #: Numbers of a whole run, from its main metric: of the last round, of the best one, over the last rounds, and of the round with

@@ -171,7 +171,7 @@ class TuneGroup(Group):
     @property
     def direction(self) -> Direction:
         """Which values of the metric are better."""
-        return direction_of(self.metric, self.mode)
+        return direction_of(self.metric, self.mode, key="tune.mode")
 
 
 Quantile = Annotated[float, Field(ge=0, le=1)]

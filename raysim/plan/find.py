@@ -9,6 +9,7 @@ from typing import SupportsFloat, TypeVar, cast
 import numpy as np
 
 from methods import METHODS
+from raysim.base.direction import declare, direction_of
 from raysim.base.errors import DataError, Fault, OwnCodeError, refuse
 from raysim.base.own import own_errors, place_in, place_of, words_of
 from raysim.base.own_code import own_function, with_given
@@ -75,8 +76,11 @@ def find_method(name: str) -> Callable[..., Method]:
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name; raises as `find`."""
-    return find(name, METRICS, "metric")
+    """The metric of that name; what the user's own declares of its direction is known from then on. Raises as `find`."""
+    metric = find(name, METRICS, "metric")
+    if (direction := getattr(metric, "direction", None)) is not None:
+        declare(name.rpartition(":")[2], direction)
+    return metric
 
 
 def find_augmentation(name: str) -> Callable[..., object]:
@@ -105,6 +109,9 @@ def made_task(make: Callable[..., object], options: Settings) -> Task:
     if not isinstance(task, Task):
         text = f"a task's function returned {type(task).__name__}"
         raise OwnCodeError(text, place_of(make), "return a raysim.Task")
+    for name in (task.main, task.of_part) if task.direction is not None else ():
+        declare(name, task.direction)
+    direction_of(f"server/{task.main}", key=f"the task {task.name}")
     return task
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raysim.base.direction import direction_of
+from raysim.base.direction import Direction, direction_of
 from raysim.base.errors import ConfigError, DataError, Fault, refuse
 from raysim.config import Config, ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
 from raysim.config.counting import left_idle
@@ -126,7 +126,7 @@ def _request(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
     if code:
         group = group.model_copy(update={"figures": [name for name in group.figures or () if name not in code]})
     theirs = [cell for name in group.published for cell in published(name)]
-    metrics = _metrics(group)
+    metrics = _metrics(group, runs)
     measure = metrics[0][1]
     # The accuracy on a further test set is a published one only where a label of the report says which.
     is_theirs = measure.is_accuracy and (bool(group.metrics) or measure.column == "server/accuracy")
@@ -224,12 +224,12 @@ def _recorded(
     return left
 
 
-def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
+def _metrics(group: ReportGroup, runs: Sequence[ReportedRun]) -> list[tuple[dict[str, Label], ReportMetric]]:
     """(label that it adds, metric) of each number of a run that makes a cell."""
     named: list[tuple[dict[str, Label], str]] = [({}, group.metric or DEFAULT)]
     for label, metrics in group.metrics.items():  # one at most
         named = [({label: value}, name) for value, name in metrics.items()]
-    cells = [(more, ReportMetric(name, direction_of(name, group.mode))) for more, name in named]
+    cells = [(more, ReportMetric(name, _direction(name, group.mode, runs))) for more, name in named]
     if len({(metric.mode, metric.is_share) for _, metric in cells}) > 1:
         listed = ", ".join(f"{each.name} ({each.better or 'higher is better, in %'})" for _, each in cells)
         text = (
@@ -237,6 +237,16 @@ def _metrics(group: ReportGroup) -> list[tuple[dict[str, Label], ReportMetric]]:
         )
         raise ConfigError([Fault("report.metrics", text)], "the report")
     return cells
+
+
+def _direction(name: str, mode: Direction | None, runs: Sequence[ReportedRun]) -> Direction:
+    """Which values of a metric are better. Of a metric that no run has, another message says so later."""
+    try:
+        return direction_of(name, mode, key="report.mode")
+    except ConfigError:
+        if any(ReportMetric(name, "max").score(run) is not None for run in runs):
+            raise
+        return "max"
 
 
 def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportGroup:

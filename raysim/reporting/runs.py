@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from raysim.base.direction import declare
 from raysim.base.errors import ConfigError, DataError, Fault, RaysimError
 from raysim.base.reading import read_json, regular_file
 from raysim.base.settings import Raw as Settings
@@ -110,6 +111,8 @@ def _read(folder: Path) -> ReportedRun:
     config, summary, environment = (_mapping(files, path) for path in (files.config, files.summary, files.environment))
     labels = dict(config.get("labels") or {})
     seed = labels.pop("seed", config.get("seed", 0))
+    for name, direction in dict(summary.get("directions") or {}).items():
+        declare(name, direction)
     status = _status(files, config, summary)
     return ReportedRun(folder, status, config, summary, environment, labels, seed, is_named_by_methods=not labels)
 

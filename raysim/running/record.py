@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from raysim.base.direction import direction_of, is_due, main_of
+from raysim.base.direction import best_round, direction_of, is_due, main_of
 from raysim.base.settings import Settings
 from raysim.base.texts import cells, round_name
 from raysim.config import StopGroup
@@ -227,17 +227,17 @@ def judged(
     main = main or main_of(rows[0] if rows else ())
     rows = [row for row in rows if is_due(int(row["round"]) + 1, every, num_rounds)]
     scores, validation = _points(rows, f"server/{main}"), _points(rows, f"server/validation_{main}")
-    best, chosen = _best(scores, main), _best(validation, main)
+    best, chosen = best_round(scores, main), best_round(validation, main)
     late = num_rounds - max(1, math.ceil(num_rounds / 10))
     last = [score for number, score in scores.items() if number >= late]
     return {
         main: list(scores.values())[-1] if scores else None,
-        f"best_{main}": scores.get(best),
-        "best_round": best if scores else None,
+        f"best_{main}": None if best is None else scores[best],
+        "best_round": best,
         f"mean_last_10pct_{main}": float(np.mean(last)) if last else None,
-        f"best_validation_{main}": validation.get(chosen),
-        "best_validation_round": chosen if validation else None,
-        f"{main}_at_best_validation": scores.get(chosen),
+        f"best_validation_{main}": None if chosen is None else validation[chosen],
+        "best_validation_round": chosen,
+        f"{main}_at_best_validation": None if chosen is None else scores.get(chosen),
     }
 
 
@@ -261,12 +261,14 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
         return ""
     main = main_of(rows[-1])  # evaluated; in this process the first row may lack the column
     scores, wanted = judged(rows, len(rows), main, every=every), stop.score
-    best, best_round, last_round = scores[f"best_{main}"], scores["best_round"], int(rows[-1]["round"])
+    best, reached, last_round = scores[f"best_{main}"], scores["best_round"], int(rows[-1]["round"])
     sign = 1 if direction_of(main) == "max" else -1
     if wanted is not None and best is not None and sign * best >= sign * wanted:
-        return f"{main} {best:.4f} in {round_name(int(best_round or 0))}: {wanted:g} was asked for"
-    if stop.patience is not None and best_round is not None and last_round - best_round >= stop.patience:
-        return f"no better {main} than {best:.4f} for {last_round - int(best_round)} rounds"
+        return f"{main} {best:.4f} in {round_name(int(reached or 0))}: {wanted:g} was asked for"
+    since = next(iter(_points(rows, f"server/{main}")), last_round) if reached is None else int(reached)
+    if stop.patience is not None and last_round - since >= stop.patience:
+        better = "no number" if best is None else f"no better {main} than {best:.4f}"
+        return f"{better} for {last_round - since} rounds"
     seconds = sum(float(row["system/round_s"]) for row in rows)
     if stop.seconds is not None and seconds >= stop.seconds:
         return f"{seconds:.0f} s of rounds: {stop.seconds:g} s were allowed"
@@ -284,12 +286,6 @@ def _reason_to_save(allowed: float, row: Mapping[str, str], more: int) -> str:
 
 def _points(rows: Sequence[Mapping[str, str]], name: str) -> dict[int, float]:
     return {int(row["round"]): float(row[name]) for row in rows if row.get(name)}
-
-
-def _best(scores: Mapping[int, float], metric: str) -> int:
-    """The round with the best score, the first of several; -1 without any."""
-    sign = 1 if direction_of(metric) == "max" else -1
-    return max(scores, key=lambda number: (sign * scores[number], -number), default=-1)
 
 
 def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:

@@ -19,6 +19,7 @@ import yaml
 from safetensors.torch import save
 from torch import Tensor
 
+from raysim.base.direction import DIRECTIONS, OF_RAYSIM
 from raysim.base.errors import ClusterLost, Fault, RaysimError, RunExists, explained
 from raysim.base.progress import Tell, silent
 from raysim.base.settings import Settings, name_and_options
@@ -217,6 +218,9 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
         "params_sha256": server.params_sha256(),
         "partition_sha256": plan.manifest.checksum,
     }
+    own = [plan.task.main, plan.task.of_part, *(name.rpartition(":")[2] for name in plan.config.evaluation.metrics)]
+    if declared := {name: DIRECTIONS[name] for name in own if name in DIRECTIONS and name not in OF_RAYSIM}:
+        facts["directions"] = declared
     return recorder.summary(facts)
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raysim.base.direction import Direction
 from raysim.core.method import Batch, LossFn, Outputs
 from raysim.training import metrics as of
 
@@ -32,13 +33,13 @@ class Task:
       name: in messages.
       total: total(outputs, targets) -> the losses of B examples, summed. Scalar. Both are (B, ...).
       measure: measure(outputs, targets) -> what is kept of each example, (B, ...) each; "labels" are its classes, if it has any.
-      metrics: metrics(columns, number of outputs) -> numbers of a whole set; larger ones are better, but for names that
-        `raysim.base.direction` knows, such as those with loss or rmse.
+      metrics: metrics(columns, number of outputs) -> numbers of a whole set, `main` among them.
       values: values(columns) -> (n,) one number an example, whose mean over some of them, `finish`ed, is the metric `of_part`:
         what domains and clients are scored by.
       of_part, main: names of metrics; a run is judged by `main`.
       finish: see `values`.
       mean: loss(outputs, batch), the mean of a batch; None: total / B.
+      direction: which values of `main` and `of_part` are better, "max" or "min"; None: as raysim's metrics of these names.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Task:
     main: str
     finish: Callable[[np.ndarray], np.ndarray] = lambda means: means
     mean: LossFn | None = None
+    direction: Direction | None = None
 
     @property
     def criterion(self) -> LossFn:
@@ -200,6 +202,9 @@ def fits(task: Task, logits: Tensor, targets: Tensor) -> str:
     try:
         with torch.no_grad():
             total = task.total(logits, targets)
+            columns = {name: part.numpy() for name, part in task.measure(logits, targets).items()}
+        if task.main not in (names := task.metrics(columns, logits.shape[-1])):
+            return f"the task {task.name} is judged by {task.main!r}, which is none of its metrics {', '.join(names)}"
     except (RuntimeError, ValueError, IndexError) as error:
         return f"the task {task.name} cannot score outputs of shape {tuple(logits.shape)} ({error})"
     return "" if total.dim() == 0 else f"the task {task.name} gave a loss of shape {tuple(total.shape)}"

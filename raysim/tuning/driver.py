@@ -111,7 +111,9 @@ def _opening(sweep: Sweep, waiting: Sequence[SweepTrial]) -> str:
     repeats = f" ({twins} only repeat another one)" if twins else ""
     images = sum(trial.cost.total.images for trial in waiting)
     scored = sum(trial.cost.scored for trial in waiting)
+    better = "largest" if sweep.base.tune.direction == "max" else "smallest"
     passes = f"; {images:,} images through local steps, {scored:,} scored" if waiting else ""
+    passes += f"; best: the {better} {sweep.base.tune.metric}"
     return f"{left} in {sweep.folder}{repeats}{passes}"
 
 

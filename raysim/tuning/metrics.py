@@ -27,6 +27,11 @@ SUMMARY_NUMBERS = (
 )
 
 
+def scores_of_mains(*mains: str) -> set[str]:
+    """Columns and summaries of main metrics; of those of all tasks where none is given."""
+    return {form.format(main) for main in mains or MAINS for form in (*SUMMARY, "server/{}", "server/validation_{}")}
+
+
 def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
     """Metrics of a report that none of these runs will have."""
     metrics = {} if report.metric is None else {"report.metric": report.metric}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray import tune
 
-from raysim.base.direction import SUMMARY, direction_of, main_of
+from raysim.base.direction import SUMMARY, best_round, main_of
 from raysim.base.own_code import OwnCode, receive
 from raysim.base.settings import Raw
 from raysim.config import Config, TuneGroup
@@ -100,8 +100,8 @@ class _Reporter:
     def __init__(self, settings: TuneGroup):
         self._settings = settings
         self.num_rounds, self._num_reported = -1, 0
-        self._best = self._best_validation = -math.inf
-        self._chosen = math.nan  # score in the round with the best validation score
+        self._scores: dict[int, float] = {}
+        self._validation: dict[int, float] = {}
         self._last: dict[str, float] | None = None
 
     def round(self, record: RoundRecord) -> None:
@@ -125,13 +125,12 @@ class _Reporter:
         metric = self._settings.metric
         main = main_of(known)
         if f"server/{main}" in known:
-            score, sign = known[f"server/{main}"], 1 if direction_of(main) == "max" else -1
-            self._best = max(self._best, sign * score)
-            validation = sign * known.get(f"server/validation_{main}", -sign * math.inf)
-            if validation > self._best_validation:
-                self._best_validation, self._chosen = validation, score
+            score = self._scores[round_index] = known[f"server/{main}"]
+            self._validation[round_index] = known.get(f"server/validation_{main}", math.nan)
+            best, chosen = best_round(self._scores, main), best_round(self._validation, main)
             known |= dict.fromkeys((form.format(main) for form in SUMMARY), score)
-            known |= {f"best_{main}": sign * self._best, f"{main}_at_best_validation": self._chosen}
+            known[f"best_{main}"] = math.nan if best is None else self._scores[best]
+            known[f"{main}_at_best_validation"] = math.nan if chosen is None else self._scores[chosen]
         if metric not in known:
             return
         if math.isnan(known[metric]):  # the worst there is: NaN has no place in a ranking

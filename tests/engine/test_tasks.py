@@ -18,10 +18,13 @@ import yaml
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from raysim.api import arrays
+from raysim.base.direction import DIRECTIONS
+from raysim.base.errors import ConfigError
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import PreparedSet
 from raysim.models import build_model
 from raysim.plan.check import check
+from raysim.running.runner import execute
 from raysim.training.tasks import TASKS
 from tests.support.federations import run, server_on
 from tests.support.runs import quietly
@@ -198,3 +201,30 @@ def test_logistic_regression_reaches_scikit_learns_optimum(folder):
     bound = logistic_radius(ones, signs, got) + logistic_radius(ones, signs, want)
     assert bound < 1e-4  # else it would prove nothing
     assert np.linalg.norm(got - want) <= bound
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"main": "brier", "direction": "min"},
+            "the task odd is judged by 'brier', which is none of its metrics rmse, mae, r2",
+        ),
+        ({"main": "brier"}, "the task odd: 'brier' does not say which of its values are better"),
+        ({"direction": "less"}, "its direction must be 'max' or 'min', got 'less'"),
+    ],
+)
+def test_a_task_must_give_its_main_metric_and_say_which_values_are_better(changes, words, folder, monkeypatch):
+    monkeypatch.setattr("tests.support.toy_data.CHANGES", changes)
+    with pytest.raises(ConfigError, match=words):
+        check(task_config(folder, "regression") | {"task": "tests.support.toy_data:odd_task"}, "a test")
+    DIRECTIONS.pop("brier", None)
+
+
+def test_a_task_with_a_metric_of_its_own_is_judged_by_it(folder, monkeypatch, tmp_path):
+    changes = {"main": "mse", "direction": "min", "metrics": lambda columns, _: {"mse": 1.0}}
+    monkeypatch.setattr("tests.support.toy_data.CHANGES", changes)
+    given = {"task": "tests.support.toy_data:odd_task", "storage": str(tmp_path), "name": "own", "rounds": 2}
+    summary = execute(check(task_config(folder, "regression") | given, "a test"))
+    assert (summary["best_mse"], summary["directions"]["mse"]) == (1.0, "min")
+    del DIRECTIONS["mse"]

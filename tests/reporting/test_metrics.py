@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from raysim.base.direction import direction_of
+from raysim.base.direction import DIRECTIONS, direction_of
 from raysim.base.errors import ConfigError, DataError
 from raysim.reporting import figures
 from raysim.reporting.build import make_report
@@ -86,11 +86,26 @@ def test_metrics_of_two_directions_are_no_table(tmp_path):
             (name, "min")
             for name in ("seconds_total", "seconds_per_round", "best_mae", "server/validation_mae", "server/mae")
         ),
-        *((name, "max") for name in ("server/accuracy", "server/map")),
+        *(
+            (name, "max")
+            for name in ("server/accuracy", "server/accuracy_domain_s", "server/accuracy_lossy", "a/losses")
+        ),
+        *((name, "min") for name in ("backdoor/success", "comm/up_mb", "server/loss_lossy", "system/round_s")),
     ],
 )
 def test_times_and_errors_are_better_when_small(name, better):
     assert direction_of(name) == better
+
+
+@pytest.mark.parametrize("name", ["server/mse", "server/error", "best_brier", "clients/nll_worst", "server/accuracy2"])
+def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypatch):
+    bare = name.rpartition("/")[2].removeprefix("best_").removesuffix("_worst")
+    with pytest.raises(
+        ConfigError, match=rf"tune.mode: '{bare}\w*' does not say which of its values are better; set max or"
+    ):
+        direction_of(name, key="tune.mode")
+    monkeypatch.setitem(DIRECTIONS, bare, "min")
+    assert (direction_of(name), direction_of(name, "max")) == ("min", "max")
 
 
 def test_the_mean_of_late_rounds_is_that_of_the_summary(tmp_path):

@@ -15,12 +15,23 @@ import raysim
 from raysim.base.errors import ConfigError, RaysimError, RunExists
 from raysim.cli.main import app
 from raysim.config import StopGroup
-from raysim.running.record import reason_to_stop
+from raysim.running.record import judged, reason_to_stop
 
 
 @pytest.fixture
 def settings(settings: dict[str, object]) -> dict[str, object]:
     return {**settings, "rounds": 6}
+
+
+def test_nan_is_never_best():
+    """A first score that is no number neither stays the best one nor keeps patience and targets from being met."""
+    table = rows(float("nan"), 0.3, 0.2, float("nan"))
+    scores = judged(table, 4)
+    assert (scores["best_accuracy"], scores["best_round"]) == (0.3, 1)
+    assert reason_to_stop(StopGroup(score=0.25), table, 1) == "accuracy 0.3000 in round 2: 0.25 was asked for"
+    assert reason_to_stop(StopGroup(patience=2), table, 1) == "no better accuracy than 0.3000 for 2 rounds"
+    assert judged(rows(float("nan"), float("nan")), 2)["best_accuracy"] is None
+    assert reason_to_stop(StopGroup(patience=2), rows(*[float("nan")] * 3), 1) == "no number for 2 rounds"
 
 
 def rows(*scores: float | None) -> list[dict[str, str]]:

@@ -80,3 +80,12 @@ def tokens_net(*, num_classes, input_shape, vocabulary: int = 5, hidden: int = 6
         nn.Tanh(),
         nn.Linear(hidden, num_classes),
     )
+
+
+#: What `odd_task` changes; tests set it.
+CHANGES: dict[str, object] = {}
+
+
+def odd_task():
+    """A regression with other fields."""
+    return replace(REGRESSION, name="odd", **CHANGES)

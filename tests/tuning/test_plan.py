@@ -7,9 +7,11 @@ import csv
 import pytest
 import yaml
 
+from raysim.base.direction import DIRECTIONS
 from raysim.base.errors import ConfigError
 from raysim.tuning.outcome import outcome, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
+from tests.fuzz.own_code import plain_metric
 from tests.support.federations import raw_config
 from tests.support.sweeps import (
     METHODS,
@@ -96,6 +98,10 @@ def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
         ({"space": {"local.lr": {"quniform": [0, 1, 0.3]}}}, "upper must be lower plus a multiple of the step q, 0.3"),
         ({"space": {"rounds": {"randint": [0.5, 2]}}}, "lower must be an integer, got 0.5"),
         ({"space": {"rounds": {"randint": [3, 3]}}}, "nothing lies between 3 and 3; raise it"),
+        (
+            {"param_space": {"seed": {"grid_search": [0]}}, "metric": "best_rmse"},
+            "tune.metric: trial seed=0 predicts classes and records no best_rmse; its main metric is accuracy",
+        ),
         ({"param_space": {"seed": {"grid_search": [0]}}, "num_samples": 2}, "repeats identical trials"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be asha or median"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asha", "grace_rounds": 9}, "more than a trial"),
@@ -105,6 +111,19 @@ def test_faults_of_the_sweep_itself(tune, words, root, tmp_path):
     with pytest.raises(ConfigError) as caught:
         a_sweep(root, tmp_path, tune.pop("param_space", {}), tune)
     assert words in str(caught.value)
+
+
+def test_a_sweep_by_an_own_metric_needs_to_know_which_values_are_better(root, tmp_path, monkeypatch):
+    own = {"metrics": ["tests.fuzz.own_code:plain_metric"]}
+    space = {"seed": {"grid_search": [0, 1]}}
+    with pytest.raises(ConfigError, match=r"tune\.mode: 'plain_metric' does not say which of its values are better"):
+        a_sweep(root, tmp_path, space, {"metric": "server/plain_metric"}, evaluation=own)
+    assert a_sweep(root, tmp_path, space, {"metric": "server/plain_metric", "mode": "min"}, evaluation=own)
+    monkeypatch.setattr(plain_metric, "direction", "min", raising=False)
+    monkeypatch.delitem(DIRECTIONS, "plain_metric", raising=False)
+    sweep = a_sweep(root, tmp_path, space, {"metric": "server/plain_metric"}, evaluation=own)
+    assert sweep.base.tune.direction == "min"
+    monkeypatch.delitem(DIRECTIONS, "plain_metric")
 
 
 def test_paths_are_whole_before_tune_changes_folders(root, tmp_path, monkeypatch):
