@@ -114,6 +114,9 @@ def ccvr(
         claims=frozenset({"weights:@head.*"}) if when == "end" else frozenset(),
         needs=frozenset({"classes", "features", "linear-head"}),
         is_phase=when == "end",
+        excludes={
+            "is_robust": "its statistics are sums over every client, attackers too, and train the classifier anew"
+        },
     )
 
 

@@ -96,7 +96,8 @@ def elastic(
         server.log("zeta", means, [leaf.name for leaf in leaves])
         return update * zeta.to(update.dtype), state
 
-    return Method("elastic", report=report, server_update=server_update)
+    excludes = {"is_robust": "sensitivities are means over every client, attackers too, and scale what the rule left"}
+    return Method("elastic", report=report, server_update=server_update, excludes=excludes)
 
 
 def elasticity(omega: Tensor, largest: Tensor, tau: float) -> Tensor:

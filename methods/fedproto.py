@@ -88,6 +88,7 @@ def fedproto(
         report=client_prototypes,
         server_update=server_update,
         needs=frozenset({"classes", "features", "linear-head"} | ({"client-memory"} if share == "nothing" else set())),
+        excludes={"is_robust": "prototypes are means over every client, attackers too, and clients train towards them"},
         base_weights="uniform" if as_in == "fed-mammoth" else "examples",
     )
 

@@ -108,7 +108,8 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
 
     SignGuard, Xu, Huang, Song, Lan 2022 (ICDCS, arXiv:2109.05872), algorithm 2. With M the median of the norms:
         S_1 = {k: lower <= ||Δ_k|| / M <= upper};   S_2 = the largest cluster of the clients' shares of positive, zero and
-        negative entries among randomly chosen ones (MeanShift; bandwidth: the mean distance to the half of neighbours)
+        negative entries among randomly chosen ones, each over the largest client's (MeanShift with seeds on a grid;
+        bandwidth: the mean distance to the half of neighbours), in which not every client has a cluster
         w+ = w + 1/|S| sum_{k in S} min(1, M / ||Δ_k||) Δ_k,   S = S_1 and S_2
     Clients of S count the same; on buffers too, without the factor. The variants that cluster a similarity as well are left out.
     Not protected from: attackers that keep signs and lengths, and move the sizes of entries; attackers of half the clients.
@@ -135,8 +136,12 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
     def decide(measured: tuple[Tensor, Tensor], server: ServerView) -> Tensor:
         from sklearn.cluster import MeanShift, estimate_bandwidth
 
-        norms, signs = measured[0], measured[1].numpy()
-        labels = MeanShift(bandwidth=max(estimate_bandwidth(signs, quantile=0.5), 1e-9)).fit_predict(signs)
+        norms = measured[0]
+        signs = (measured[1] / (measured[1].amax(dim=0) + 1e-8)).numpy()
+        bandwidth = estimate_bandwidth(signs, quantile=0.5, n_samples=50)
+        if bandwidth < 1e-9:  # all alike
+            return (norms >= lower) & (norms <= upper)
+        labels = MeanShift(bandwidth=bandwidth, bin_seeding=True, cluster_all=False).fit_predict(signs)
         return _largest(labels) & (norms >= lower) & (norms <= upper)
 
     return voting("sign_guard", measure, decide, lambda measured, _: bounding(measured[0], 1.0), report=report_norm)
@@ -219,9 +224,9 @@ def _rescaling(agreements: Tensor, server: ServerView) -> Tensor:
 
 
 def _largest(labels: Value) -> Tensor:
-    """(n,) bool: the members of the largest cluster, of equal ones the first. labels: (n,) int64 array."""
+    """(n,) bool: the members of the largest cluster, of equal ones the first. labels: (n,) int64 array, -1: in none."""
     clusters = torch.from_numpy(labels)
-    return clusters == clusters.bincount().argmax()
+    return clusters == clusters[clusters >= 0].bincount(minlength=1).argmax()
 
 
 def _signs(block: Tensor, extra: Tensor, shared: Value) -> Tensor:

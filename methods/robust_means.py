@@ -152,8 +152,8 @@ def bulyan(*, attackers: float = 0.1) -> Method:
 
     El Mhamdi, Guerraoui, Rouault 2018 (ICML, arXiv:1802.07927), section 4, with f of n clients attacking:
         theta = n - 2f times: the client of Krum's lowest score among those that are left joins the selection;
-        each coordinate: the mean of the theta - 2f values of the selection that are nearest to its median, and of those
-        equally near.
+        each coordinate: the mean of the theta - 2f values of the selection that are nearest to its median; of values
+        equally near, those of the first clients.
     The condition is n >= 4f + 3. Krum sums over the nearest m - f - 2 of the m that are left, one at least. Every client
     counts the same.
     Not protected from: small shifts of every coordinate within the spread of the honest values; buffers, which are averaged.
@@ -201,5 +201,5 @@ def _trimmed_means(block: Tensor, extra: Tensor, count: int) -> Tensor:
 def _means_near_medians(block: Tensor, extra: Tensor, prepared: tuple[Tensor, int]) -> Tensor:
     chosen, count = block[prepared[0]], prepared[1]
     distances = (chosen - _medians(chosen, extra, None)).abs()
-    is_near = distances <= _ordered(distances)[count - 1]
-    return ((chosen.double() * is_near).sum(dim=0) / is_near.sum(dim=0)).float()
+    nearest = torch.from_numpy(np.argsort(distances.numpy(), axis=0, kind="stable")[:count])
+    return chosen.gather(0, nearest).double().mean(dim=0).float()

@@ -166,6 +166,19 @@ def test_rules_hold_off_clients_that_turn_around_which_fedavg_does_not(root):
             ([rule, "feddyn"], f"{rule} cannot run beside feddyn because of its `is_robust`: h sums up every client's")
             for rule in ("coordinate_median", "krum", "norm_bounding", "sign_guard")
         ),
+        (
+            ["krum", "fedproto"],
+            "krum cannot run beside fedproto because of its `is_robust`: prototypes are means over every",
+        ),
+        (["coordinate_median", "fedproto"], "coordinate_median cannot run beside fedproto"),
+        (
+            ["elastic", "krum"],
+            "krum cannot run beside elastic because of its `is_robust`: sensitivities are means over every",
+        ),
+        (
+            ["ccvr", "trimmed_mean"],
+            "trimmed_mean cannot run beside ccvr because of its `is_robust`: its statistics are sums",
+        ),
         (["fedavgm", "coordinate_median"], "put coordinate_median before fedavgm"),
         (
             [{"personal": {"layers": ["fc1"]}}, "fltrust"],

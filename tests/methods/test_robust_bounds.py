@@ -5,10 +5,12 @@ from __future__ import annotations
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sklearn.cluster import MeanShift, estimate_bandwidth
 from torch import nn
 
 from methods import METHODS
@@ -268,6 +270,30 @@ def test_sign_guard_and_clustering_leave_out_those_that_turn_around():
         _, server = moved_by(method, rows, state={"norms": torch.zeros(0).double()})
         (weight,) = server.weights.values()
         assert (weight > 0).tolist() == [k not in (3, 7) for k in range(9)], name
+
+
+def test_bulyan_takes_just_as_many_values_as_the_paper_where_several_are_equally_near():
+    """Of 0, 0, 1, 2, 2, which Krum selects, the three nearest to the median are 1 and two of those at distance 1."""
+    rows = torch.tensor([[0.0], [0.0], [1.0], [2.0], [2.0], [50.0], [-50.0]])
+    update, _ = moved_by(METHODS["bulyan"](attackers=1), rows)
+    assert update.tolist() == pytest.approx([1 / 3])
+
+
+def test_sign_guard_chooses_as_its_authors_code():
+    """MeanShift with seeds on a grid, in which not every client has a cluster, of features over their maximum."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        rows = torch.randn(12, 30, generator=generator) + torch.rand(12, 1, generator=generator)
+        shares = torch.stack([(rows.sign() == sign).double().mean(1) for sign in (1, 0, -1)], dim=1)
+        features = (shares / (shares.amax(0) + 1e-8)).numpy()
+        shift = MeanShift(
+            bandwidth=estimate_bandwidth(features, quantile=0.5, n_samples=50), bin_seeding=True, cluster_all=False
+        )
+        labels = shift.fit(features).labels_
+        is_wanted = labels == np.argmax([np.sum(labels == label) for label in range(labels.max() + 1)])
+        _, server = moved_by(METHODS["sign_guard"](share=1.0, lower=1e-6, upper=1e6), rows)
+        (weight,) = server.weights.values()
+        assert (weight > 0).tolist() == is_wanted.tolist()
 
 
 def test_dnc_leaves_out_who_stands_out_where_all_differ_most():

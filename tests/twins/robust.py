@@ -116,15 +116,23 @@ def clipped_clustering(rows, norms_before):
 
 
 def mean_shift(points, bandwidth):
-    """Where each point comes to by steps to the mean of the points within the bandwidth; near ends are one cluster."""
-    ends = []
-    for point in points:
+    """Where seeds on a grid come to by steps to the mean of the points within the bandwidth; near ends are one cluster.
+
+    Points that are farther than the bandwidth from every cluster are in none, -1.
+    """
+    ends, seeds = [], sorted({tuple(np.round(point / bandwidth)) for point in points})
+    seeds = [bandwidth * np.array(seed) for seed in seeds] if len(seeds) < len(points) else list(points)
+    for point in seeds:
         for _ in range(300):
-            mean = np.mean([other for other in points if np.linalg.norm(other - point) <= bandwidth], axis=0)
+            near = [other for other in points if np.linalg.norm(other - point) <= bandwidth]
+            if not near:
+                break
+            mean = np.mean(near, axis=0)
             if np.linalg.norm(mean - point) <= 1e-3 * bandwidth:
                 break
             point = mean
-        ends.append(mean)
+        if near:
+            ends.append(mean)
 
     def company(end):
         return sum(np.linalg.norm(other - end) <= bandwidth for other in points)
@@ -133,16 +141,19 @@ def mean_shift(points, bandwidth):
     for end in sorted(ends, key=lambda end: (company(end), tuple(end)), reverse=True):
         if all(np.linalg.norm(end - center) > bandwidth for center in centers):
             centers.append(end)
-    return [int(np.argmin([np.linalg.norm(point - center) for center in centers])) for point in points]
+    distances = [[np.linalg.norm(point - center) for center in centers] for point in points]
+    return [int(np.argmin(each)) if min(each) <= bandwidth else -1 for each in distances]
 
 
 def sign_guard(rows, drawn, lower, upper):
     middle = np.median([np.linalg.norm(row) for row in rows])
     signs = [[np.mean(row[drawn] > 0), np.mean(row[drawn] == 0), np.mean(row[drawn] < 0)] for row in rows]
+    largest = np.max(signs, axis=0)
+    signs = [np.array(each) / (largest + 1e-8) for each in signs]
     half = max(1, len(rows) // 2)  # neighbours, each point among its own
     distances = [sorted(np.linalg.norm(np.subtract(one, two)) for two in signs) for one in signs]
     labels = mean_shift(np.array(signs), np.mean([each[half - 1] for each in distances]))
-    largest = max(set(labels), key=labels.count)
+    largest = max(set(labels) - {-1}, key=labels.count)
     chosen = [
         client
         for client, row in enumerate(rows)
