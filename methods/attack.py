@@ -14,8 +14,19 @@ from torch import Tensor
 from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
 from raysim.base.counting import counts_with
-from raysim.base.errors import MethodError
-from raysim.core.method import Batch, ClientView, Crowd, GradFn, Method, Model, ServerView, State, Update, Value
+from raysim.core.method import (
+    Batch,
+    ClientView,
+    Crowd,
+    GradFn,
+    Method,
+    Model,
+    RunSizes,
+    ServerView,
+    State,
+    Update,
+    Value,
+)
 
 Kind = Literal[
     "sign_flip", "gaussian", "noise", "label_flip", "backdoor", "alie", "ipm", "min_max", "min_sum", "adaptive"
@@ -101,7 +112,7 @@ def attack(
     craft = partial(crafted, kind, scale=scale, z=z, direction=direction, against=against)
 
     def attackers(crowd: Crowd) -> Tensor:
-        return crowd.drawn(share) if clients is None else _checked_clients(clients, crowd)
+        return crowd.drawn(share) if clients is None else torch.tensor(clients)
 
     def attacks(client: ClientView) -> bool:
         return client.round_index >= from_round and bool((attackers(client.crowd) == client.id).any())
@@ -125,6 +136,19 @@ def attack(
             server.log("success", fooled / max(1, rows))
         return {}
 
+    def fits(sizes: RunSizes) -> str:
+        if clients is not None and max(clients) >= sizes.population:
+            return f"client {max(clients)} is none of the {sizes.population} clients, which count from 0"
+        if clients is None and share > 0 and round(share * sizes.population) == 0:
+            return f"{share:g} of {sizes.population} clients is nobody; raise share, or name clients"
+        if from_round >= sizes.num_rounds:
+            return f"from_round {from_round} is behind the last round, {sizes.num_rounds - 1}: nobody would attack"
+        if target is not None and target >= sizes.num_classes:
+            return f"target {target} is none of the {sizes.num_classes} classes, which count from 0"
+        if kind == "backdoor" and (len(sizes.input_shape) != 3 or trigger > min(sizes.input_shape[:2])):
+            return f"a patch of {trigger} x {trigger} does not fit inputs of shape {sizes.input_shape}; lower trigger"
+        return ""
+
     is_data, is_late = kind in ("label_flip", "backdoor"), kind in OMNISCIENT
     return Method(
         "attack",
@@ -133,6 +157,7 @@ def attack(
         overhear=overhear if is_late else None,
         outgoing=None if kind == "label_flip" else outgoing,
         evaluation_override=look,
+        fits=fits,
         needs=frozenset({"classes"} if is_data else ()) | frozenset({"test-set"} if kind == "backdoor" else ()),
     )
 
@@ -144,7 +169,7 @@ def flipped(batch: Batch, num_classes: int, *, target: int | None) -> Batch:
     """The batch with every class turned into its opposite, or into `target`."""
     if target is None:
         return batch._replace(targets=num_classes - 1 - batch.targets)
-    return batch._replace(targets=torch.full_like(batch.targets, _checked_class(target, num_classes)))
+    return batch._replace(targets=torch.full_like(batch.targets, target))
 
 
 def with_backdoor(
@@ -152,17 +177,12 @@ def with_backdoor(
 ) -> Batch:
     """The batch whose first rows, a share, have the patch and the class `target`; batches are shuffled, so any rows are."""
     count, targets = math.ceil(poison * len(batch.targets)), batch.targets.clone()
-    targets[:count] = _checked_class(target, num_classes)
+    targets[:count] = target
     return Batch(torch.cat([stamp(batch.inputs[:count]), batch.inputs[count:]]), targets)
 
 
 def stamped(images: Tensor, *, size: int, value: float) -> Tensor:
     """A copy of (B, channels, height, width) with a square in the lower right corner."""
-    if images.dim() != 4 or size > min(images.shape[2:]):
-        shape = tuple(images.shape[1:])
-        raise ValueError(
-            f"attack: a patch of {size} x {size} does not fit inputs of shape {shape}; take a set of images"
-        )
     images = images.clone()
     images[..., -size:, -size:] = value
     return images
@@ -308,16 +328,3 @@ def _check_ranges(
     for name, given, is_right, words in rules:
         if not is_right:
             raise ValueError(f"attack: {name} must be {words}, got {given}")
-
-
-def _checked_clients(clients: list[int], crowd: Crowd) -> Tensor:
-    if max(clients) >= crowd.population:
-        what = f"client {max(clients)} is none of the {crowd.population} clients"
-        raise MethodError(what, "clients of attack", "name others; ids count from 0")
-    return torch.tensor(clients)
-
-
-def _checked_class(target: int, num_classes: int) -> int:
-    if target >= num_classes:
-        raise MethodError(f"class {target} is none of the {num_classes} classes", "target of attack", "count from 0")
-    return target

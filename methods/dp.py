@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Message, Method, ServerView, State
+from raysim.core.method import ClientView, Message, Method, RunSizes, ServerView, State
 from raysim.core.weights import Weights
 
 #: Hooks of other methods through which a client may be seen without noise.
@@ -22,6 +21,9 @@ EXCLUDES = {
     "weigh": "a client's weight is its clipping, and another weight may let it move the sum by more than `clip` allows",
     "server_update": "its server step may look at updates or clients, which have no noise",
 }
+
+#: Above it epsilon is 0 to all digits and a model is noise.
+MOST_NOISE = 1e4
 
 #: Methods whose server step is a function of the noised sum and of nothing else.
 POST_PROCESSING = frozenset({"fedavgm", "fedacg"})
@@ -73,7 +75,6 @@ def dp(
       trust: methods that may run beside it all the same. Epsilon then holds only if what they see is protected otherwise.
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
-      MethodError: noise_cohort_size below the cohort's size or above the number of clients.
     """
     _check(clip, noise, delta, adaptive, noise_cohort_size)
     trusted = frozenset(trust or ())
@@ -91,7 +92,7 @@ def dp(
         return dict.fromkeys(weights, share)
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        size, bound = _cohort_size(server, noise_cohort_size), state["clip"]
+        size, bound = noise_cohort_size or server.cohort_size, state["clip"]
         _log(server, bound, spending(noise, size, server.population, server.sampling), delta, trusted)
         sigma_count, sigma_sum = (0.0, noise) if adaptive is None else split_noise(noise, size)
         draws = torch.randn(len(update), generator=server.generator)
@@ -103,6 +104,20 @@ def dp(
             bound = bound * math.exp(-STEP * (share - adaptive))
         return noised, {"clip": bound}
 
+    def fits(sizes: RunSizes) -> str:
+        if unknown := sorted(trusted - set(sizes.methods)):
+            return f"trust names {unknown[0]!r}, which is no other method of this run; correct it, or drop it"
+        if delta * sizes.population >= 1:
+            return f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: it would allow to publish one of them"
+        if noise_cohort_size is not None and not sizes.cohort_size <= noise_cohort_size <= sizes.population:
+            bounds = f"{sizes.cohort_size} (the cohort) and {sizes.population} (all clients)"
+            return f"noise_cohort_size must lie between {bounds}, got {noise_cohort_size}; or drop it"
+        if sizes.dropout and sizes.sampling == "poisson":
+            return (
+                "with cohort.sampling poisson and cohort.dropout a round is no Poisson sample: set cohort.dropout to 0"
+            )
+        return ""
+
     return Method(
         "dp",
         init=init,
@@ -111,6 +126,7 @@ def dp(
         weigh=weigh,
         server_update=server_update,
         claims=frozenset({"weights:*", "merge"}),
+        fits=fits,
         excludes=EXCLUDES,
         trusts=POST_PROCESSING | trusted,
     )
@@ -153,17 +169,6 @@ def epsilon_after(rounds: int, spent: tuple[Sequence[float], Any], delta: float)
     return float(_accounting().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
 
 
-def _cohort_size(server: ServerView, simulated: int | None) -> int:
-    """Clients of a round, as noise and accounting take them."""
-    size = simulated or server.cohort_size
-    if not server.cohort_size <= size <= server.population:
-        bounds = f"below the cohort, {server.cohort_size}, or above all clients, {server.population}"
-        raise MethodError(
-            f"dp: noise_cohort_size {size} is {bounds}", "server_update", "choose one between, or drop it"
-        )
-    return size
-
-
 def _log(
     server: ServerView, bound: float, spent: tuple[Sequence[float], Any], delta: float, trusted: frozenset[str]
 ) -> None:
@@ -197,8 +202,8 @@ def _check(clip: float, noise: float, delta: float, adaptive: float | None, size
     """Raise ValueError for an option out of its range."""
     if not 0 < clip < math.inf:
         raise ValueError(f"dp: clip must be > 0, got {clip}; 1.0 is a start")
-    if not 0 <= noise < math.inf:
-        raise ValueError(f"dp: noise must be >= 0, got {noise}; 1.0 is common")
+    if not 0 <= noise <= MOST_NOISE:
+        raise ValueError(f"dp: noise must be in [0, {MOST_NOISE:g}], got {noise}; 1.0 is common")
     if not 0 < delta < 1:
         raise ValueError(f"dp: delta must be in (0, 1), got {delta}; take less than 1 / clients")
     if adaptive is not None and not 0 < adaptive < 1:

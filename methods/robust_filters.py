@@ -73,7 +73,7 @@ def clustering(*, linkage: Literal["single", "complete", "average"] = "single") 
         clusters = AgglomerativeClustering(2, metric="precomputed", linkage=linkage)
         return _largest(clusters.fit_predict((1 - cosines).numpy()))
 
-    return voting("clustering", gram_of, decide)
+    return voting("clustering", gram_of, decide, fits=voters.fewest(lambda _: 3, "drop it"))
 
 
 def clipped_clustering() -> Method:
@@ -183,7 +183,7 @@ def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_00
             chosen[scores.argsort(stable=True)[num - count :]] = 0
         return chosen
 
-    return voting("dnc", measure, decide)
+    return voting("dnc", measure, decide, fits=voters.fewest(lambda num: count_of(num) + 1, "lower attackers"))
 
 
 def fltrust() -> Method:

@@ -138,13 +138,18 @@ def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
     count_of = voters.counter("krum", "attackers", attackers)
     voters.refuse_low("krum", select=select)
 
+    mend = "lower attackers or select"
+
+    def least(num: int) -> int:
+        return max(2 * count_of(num) + 3, count_of(num) + select)
+
     def decide(gram: Tensor, server: ServerView) -> Tensor:
-        count, mend = count_of(len(gram)), "lower attackers or select"
-        voters.refuse_fewer(server, max(2 * count + 3, count + select), f"krum with f = {count}", mend)
+        count = count_of(len(gram))
+        voters.refuse_fewer(server, least(len(gram)), f"krum with f = {count}", mend)
         chosen = krum_scores(squared_distances(gram), count).argsort(stable=True)[:select]
         return torch.zeros_like(gram[0]).index_fill(0, chosen, 1.0)
 
-    return voters.voting("krum", gram_of, decide)
+    return voters.voting("krum", gram_of, decide, fits=voters.fewest(least, mend))
 
 
 def bulyan(*, attackers: float = 0.1) -> Method:
@@ -174,7 +179,8 @@ def bulyan(*, attackers: float = 0.1) -> Method:
         chosen = [left.pop(int(krum_scores(squared[left][:, left], count).argmin())) for _ in range(num - 2 * count)]
         return torch.tensor(sorted(chosen)), len(chosen) - 2 * count
 
-    return merging_columns("bulyan", _means_near_medians, prepare)
+    fits = voters.fewest(lambda num: 4 * count_of(num) + 3, "lower attackers")
+    return merging_columns("bulyan", _means_near_medians, prepare, fits=fits)
 
 
 def krum_scores(squared: Tensor, count: int) -> Tensor:

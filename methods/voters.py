@@ -17,7 +17,7 @@ from methods.moments import one_thread
 from raysim.base.errors import MethodError
 from raysim.base.texts import round_name
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, ServerView, State, Value
+from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value
 from raysim.core.weights import RightMap, Weights, normalised
 
 #: Hooks that have no effect beside a rule that makes the update anew -> why.
@@ -67,13 +67,13 @@ def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State
     return Method(name, server_update=step, base_weights="uniform", is_robust=True, **fields)
 
 
-def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: None) -> Method:
+def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: None, **fields: Any) -> Method:
     """The same by a function of each block of columns: rule(block (n, width), extra (0, width), prepared) -> (width,)."""
 
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
         return server.layout.zero_personal_(torch.cat(map_voters(server, rule, prepare(server)))), state
 
-    return merging(name, merged)
+    return merging(name, merged, **fields)
 
 
 def map_voters(server: ServerView, rule: Rule, shared: Value = None, rows: Tensor | None = None) -> list[Value]:
@@ -154,6 +154,18 @@ def refuse_low(name: str, **options: float) -> None:
     for option, value in options.items():
         if value <= 0:
             raise ValueError(f"{name}: {option} must be > 0, got {value}; leave it out for its default")
+
+
+def fewest(least: Callable[[int], int], options: str) -> Callable[[RunSizes], str]:
+    """`Method.fits` of a rule that needs least(n) of the n clients of a round. options: what else mends it."""
+
+    def fits(sizes: RunSizes) -> str:
+        num = sizes.cohort_size
+        if num >= (needed := least(num)):
+            return ""
+        return f"needs the updates of {needed} clients at least, and a round has {num}; raise cohort.size, or {options}"
+
+    return fits
 
 
 def refuse_fewer(server: ServerView, least: int, name: str, options: str) -> None:

@@ -115,6 +115,23 @@ class Crowd(NamedTuple):
 NO_CROWD = Crowd(0, 0)
 
 
+class RunSizes(NamedTuple):
+    """The sizes of a run, as `Method.fits` sees them before it starts.
+
+    population: clients; cohort_size: clients of a round; num_classes: outputs; input_shape: of one input of the model,
+    images as (height, width, channels); methods: names of all methods; sampling, dropout: of the cohort.
+    """
+
+    population: int
+    cohort_size: int
+    num_rounds: int
+    num_classes: int
+    input_shape: tuple[int, ...]
+    methods: tuple[str, ...] = ()
+    sampling: str = "fixed"
+    dropout: float = 0.0
+
+
 @lru_cache(maxsize=8)
 def _drawn(population: int, seed: int, count: int) -> Tensor:
     return torch.randperm(population, generator=torch_generator(seed))[:count].sort().values
@@ -361,6 +378,7 @@ class Method:
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
+      fits: fits(sizes) -> why the method cannot run with them, in words; empty where it can.
       is_robust: bounds what attackers do to the model, so that nobody may sum up all updates beside it.
     """
 
@@ -385,3 +403,4 @@ class Method:
     base_weights: Literal["examples", "uniform"] = "examples"
     is_phase: bool = False
     is_robust: bool = False
+    fits: Callable[[RunSizes], str] | None = None

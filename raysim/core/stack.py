@@ -258,6 +258,7 @@ def chain(name: str, *parts: Method) -> Method:
         excludes={hook: reason for part in parts for hook, reason in part.excludes.items()},
         trusts=frozenset(other for part in parts for other in part.trusts),
         is_robust=any(part.is_robust for part in parts),
+        fits=lambda sizes: next(filter(None, (part.fits(sizes) for part in parts if part.fits is not None)), ""),
         base_weights=stack.base_weights,
     )
 

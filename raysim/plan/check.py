@@ -20,7 +20,7 @@ from raysim.base.settings import Settings
 from raysim.config import Config, ModelGroup, located, parse_config, parse_options, sound_config, without
 from raysim.core.conflicts import conflicts, resources_of
 from raysim.core.layout import Layout
-from raysim.core.method import Method
+from raysim.core.method import Method, RunSizes
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.models import ModelSpec, find_architecture, head_of, output_shape, try_model
@@ -98,6 +98,19 @@ def check(
     faults += memory_faults(config, info, manifest)
     faults += stop_faults(config, methods, task_of(config, info).main, num_test=len(manifest.test))
     faults += training_faults(config, spec)
+    sizes = RunSizes(
+        config.num_clients,
+        config.cohort_size,
+        config.rounds,
+        len(info.classes),
+        tuple(spec.input_shape),
+        tuple(method.name for method in methods),
+        config.cohort.sampling,
+        config.cohort.dropout,
+    )
+    for index, method in enumerate(methods):
+        if method.fits is not None and (text := method.fits(sizes)):
+            faults.append(Fault(f"methods[{index}].{method.name}", text))
     refuse(faults, source)
     available = _available(config, spec, manifest, info)
     layout, texts = _fit(config.methods, config.model, replace(spec, pretrained=None), available)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from methods.attack import attack, krum_step, largest_gamma, largest_z
-from raysim.base.errors import ConfigError, RaysimError
+from raysim.base.errors import ConfigError
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd
-from tests.support.federations import plan_of, run, server_on, updates_of
+from tests.support.federations import plan_of, server_on, updates_of
 from tests.twins import attacks as twins
 from tests.twins.federation import assert_close
 
@@ -318,17 +318,19 @@ def test_an_option_of_another_kind_is_refused(root, options, words):
     [
         ({"clients": [0, 99]}, "client 99 is none of the 12 clients"),
         ({"kind": "alie", "clients": [99]}, "client 99 is none of the 12 clients"),
-        ({"kind": "label_flip", "target": 10, "share": 1.0}, "class 10 is none of the 10 classes"),
+        ({"kind": "label_flip", "target": 10, "share": 1.0}, "target 10 is none of the 10 classes"),
         (
             {"kind": "backdoor", "trigger": 9, "share": 1.0},
-            r"a patch of 9 x 9 does not fit inputs of shape \(1, 8, 8\)",
+            r"a patch of 9 x 9 does not fit inputs of shape \(8, 8, 1\)",
         ),
+        ({"share": 0.01}, "0.01 of 12 clients is nobody; raise share"),
+        ({"from_round": 3}, "from_round 3 is behind the last round, 2: nobody would attack"),
     ],
     ids=str,
 )
-def test_what_only_the_run_can_tell_is_one_sentence(root, options, words):
-    with pytest.raises(RaysimError, match=words):
-        run(plan_of(root, [{"attack": options}]), root, rounds=1)
+def test_what_the_sizes_of_the_run_rule_out_is_known_before_it_starts(root, options, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_of(root, [{"attack": options}])
 
 
 def test_a_backdoor_needs_test_rows(root):
