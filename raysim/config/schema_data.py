@@ -171,7 +171,7 @@ class PartitionGroup(Group):
             "joint",
         ]
         | Own
-        | dict[Own, Settings]
+        | Annotated[dict[Own, Settings], Field(min_length=1, max_length=1)]
     ) = key("dirichlet", "how examples go to clients; joint: one client has all")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None, "form of the scheme; null: class for dirichlet, dirichlet for quantity", counts=_of_scheme(*FORMS)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from methods import METHODS
 from raysim.base.errors import ConfigError
 from raysim.cli.main import app
-from raysim.config import parse_config, parse_overrides, read_config
+from raysim.config import parse_config, parse_overrides, read_config, sound_config
 from raysim.config.faults import options_model, validated
 from raysim.config.schema import Config
 from raysim.config.yaml_text import load_yaml
@@ -307,3 +307,9 @@ def test_several_values_of_a_run_point_to_tune(tmp_path):
     result = CliRunner().invoke(app, ["run", str(path), "methods=[],[fedvg]"])
     assert "several values make a sweep, for `raysim tune`" in str(result.exception)
     assert CliRunner().invoke(app, ["run", str(path), "data.root=a,b", "--print-config"]).exit_code == 0
+
+
+@pytest.mark.parametrize("scheme", [{}, {"a:b": {}, "c:d": {}}])
+def test_a_scheme_without_or_with_two_names_is_one_fault(scheme):
+    with pytest.raises(ConfigError, match=r"partition\.scheme: must be module:function or a mapping or dirichlet"):
+        sound_config({"partition": {"scheme": scheme}}, "a test")
