@@ -48,6 +48,8 @@ def layered(
     """
     if odd := [key for key in values if not isinstance(key, str)]:
         raise ConfigError([Fault(str(key), "must be text; write keys such as local.lr") for key in odd], where)
+    if not isinstance(is_scaled, bool):
+        raise ConfigError([Fault("scale", f"must be True or False, got {type(is_scaled).__name__}")], "the call")
     first = {key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)}
     call: Settings = {key: value for key, value in values.items() if key not in first}
     result = copy.deepcopy(dict(raw))
