@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import NormalDist
@@ -54,6 +55,7 @@ def attack(
     z: Annotated[float | None, counts_with("kind", "alie")] = None,
     direction: Annotated[Literal["std", "unit", "sign"], counts_with("kind", "min_max", "min_sum")] = "std",
     against: Annotated[Literal["trimmed_mean", "krum"], counts_with("kind", "adaptive")] = "trimmed_mean",
+    as_in: Annotated[Literal["release"] | None, counts_with("kind", "min_sum")] = None,
 ) -> Method:
     """Some clients, the same in every round, harm the global model or hide a backdoor in it.
 
@@ -100,6 +102,8 @@ def attack(
       z: how many deviations from the mean; null: the largest that the paper's formula allows.
       direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
       against: the defence that the attackers expect.
+      as_in: "release": min_sum's bound is the lowest of the honest clients' sums, as in its authors' notebooks; the paper has
+        the highest. Which of the two the printed tables have is not said there.
     Raises:
       ValueError: an option outside of its range.
       MethodError: in the run, a client or a class that is not there, or a patch that does not fit the inputs.
@@ -109,7 +113,9 @@ def attack(
     spoil = partial(flipped, target=target)
     if kind == "backdoor":
         spoil = partial(with_backdoor, stamp=stamp, target=wanted, poison=poison)
-    craft = partial(crafted, kind, scale=scale, z=z, direction=direction, against=against)
+    craft = partial(
+        crafted, kind, scale=scale, z=z, direction=direction, against=against, is_released=as_in == "release"
+    )
 
     def attackers(crowd: Crowd) -> Tensor:
         return crowd.drawn(share) if clients is None else torch.tensor(clients)
@@ -218,7 +224,15 @@ def sent(kind: str, update: Tensor, client: ClientView, scale: float, sigma: flo
 
 
 def crafted(
-    kind: str, server: ServerView, attackers: Tensor, *, scale: float, z: float | None, direction: str, against: str
+    kind: str,
+    server: ServerView,
+    attackers: Tensor,
+    *,
+    scale: float,
+    z: float | None,
+    direction: str,
+    against: str,
+    is_released: bool,
 ) -> dict[str, Tensor]:
     """What omniscient attackers send: vector [num_params], and spread [num_params] times a uniform number of each attacker.
 
@@ -228,7 +242,13 @@ def crafted(
     # What stays at the clients is not known to anybody else.
     mean, std, low, high = map(server.layout.zero_personal_, torch.cat(map_voters(server, _statistics), dim=1))
     if kind == "alie":
-        return {"vector": mean - (largest_z(*_counts(server, attackers)) if z is None else z) * std}
+        used = largest_z(*_counts(server, attackers)) if z is None else z
+        server.log("z", used)
+        if used <= 0:
+            warnings.warn(
+                "attack: alie sends the honest mean, since its z is 0 for so few attackers; set z", stacklevel=2
+            )
+        return {"vector": mean - used * std}
     if kind == "ipm":
         return {"vector": -scale * mean}
     if kind == "adaptive" and against == "krum":
@@ -240,7 +260,8 @@ def crafted(
         spread = torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector
         return {"vector": vector, "spread": spread}
     p = {"std": -std, "unit": -mean / mean.norm().clamp_min(torch.finfo().tiny), "sign": -mean.sign()}[direction]
-    return {"vector": mean + largest_gamma(gram_of(server, mean, p), is_sum=kind == "min_sum") * p}
+    gram = gram_of(server, mean, p)
+    return {"vector": mean + largest_gamma(gram, is_sum=kind == "min_sum", is_released=is_released) * p}
 
 
 def largest_z(num_honest: int, num_attackers: int) -> float:
@@ -249,18 +270,20 @@ def largest_z(num_honest: int, num_attackers: int) -> float:
     return NormalDist().inv_cdf(max(0.5, 1 - max(1, supporters) / num_honest))
 
 
-def largest_gamma(gram: Tensor, *, is_sum: bool) -> float:
+def largest_gamma(gram: Tensor, *, is_sum: bool, is_released: bool = False) -> float:
     """The largest gamma >= 0 of min_max or min_sum.
 
     ||mean + gamma p - u_i||^2 = a_i + 2 b_i gamma + c gamma^2, so the bound is met up to a root.
 
     Args:
       gram: (h + 2, h + 2) float64, products of the honest updates, their mean and p.
+      is_released: the bound of min_sum is the lowest of the honest sums, not the highest.
     """
     h = len(gram) - 2
     honest = squared_distances(gram[:h, :h])
     a, b, c = squared_distances(gram)[h, :h], gram[h + 1, h] - gram[h + 1, :h], gram[h + 1, h + 1]
-    limit = honest.sum(1).max() if is_sum else honest.max()
+    sums = honest.sum(1)
+    limit = (sums.min() if is_released else sums.max()) if is_sum else honest.max()
     if is_sum:
         a, b, c = a.sum(), b.sum(), h * c
     roots = ((b.square() + c * (limit - a)).clamp_min(0).sqrt() - b) / c

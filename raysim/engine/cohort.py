@@ -69,6 +69,7 @@ class Cohort:
       reports: of all K clients.
       clients: (K,) int64 ids.
       is_kept: (K,) bool; dropped clients take no part in sums and maps.
+      logged: what methods logged while latecomers waited, by "method/name".
     """
 
     def __init__(self, results: Sequence[TaskResult], pool: Pool, layout: Layout):
@@ -78,6 +79,7 @@ class Cohort:
         self.reports = reports.ordered(np.argsort(reports.client))
         self.clients = self.reports.client
         self.is_kept = np.ones(len(self.clients), bool)
+        self.logged: dict[str, float] = {}
 
     def drop(self, is_bad: np.ndarray) -> None:
         """Leave clients out of everything that follows. is_bad: (K,) bool."""

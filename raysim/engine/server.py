@@ -115,7 +115,9 @@ class Server:
         aggregated = self.clock()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
         ended = self.clock()
-        metrics = cohort_metrics(cohort, message, self.layout, self.sizes, self.task) | scores | views.numbers
+        metrics = (
+            cohort_metrics(cohort, message, self.layout, self.sizes, self.task) | scores | cohort.logged | views.numbers
+        )
         metrics |= {
             "system/round_s": ended - began,
             "system/train_s": trained - began,
@@ -161,7 +163,7 @@ class Server:
             clients = np.zeros(1, np.int64)
         late = phase.stack.latecomers(torch.from_numpy(clients), self.crowd).numpy()
         queues = self._queues(phase, round_index, clients[~late])
-        results = [*self.pool.train(message, queues, self._memories)]
+        results, logged = [*self.pool.train(message, queues, self._memories)], {}
         if late.any():
             overheard: dict[str, Mapping[str, Value]] = {}
             if results:
@@ -169,10 +171,12 @@ class Server:
                 views = ServerViews(self, others, round_index, start)
                 weights = views.base_weights(phase.stack)
                 overheard = phase.stack.overhear(lambda method: views.of(method, weights))
+                logged = views.numbers
             message = replace(message, overheard=pack(overheard))
             queues = self._queues(phase, round_index, clients[late], first=len(clients))
             results += self.pool.train(message, queues, self._memories)
         cohort = self._sound(results, round_index)
+        cohort.logged = logged
         if is_nobody:
             cohort.drop(np.ones(1, bool))
         return cohort

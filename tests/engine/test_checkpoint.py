@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from raysim.base.errors import ClientError, ConfigError, RaysimError, RunExists
 from raysim.cli.main import app
-from raysim.engine.checkpoint import CheckpointStore, _digest_of
+from raysim.engine.checkpoint import CheckpointStore
 from raysim.engine.simulation import restore
 from raysim.plan.check import check
 from raysim.running.runner import execute
@@ -257,7 +257,7 @@ CHANGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CHANGES)
-def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believed(kind, root, tmp_path):
+def test_changed_records_are_refused(kind, root, tmp_path):
     plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})
     stopped_after(2, plan)
     file, change = CHANGES[kind]
@@ -267,14 +267,6 @@ def test_changed_records_are_refused_and_those_of_an_older_checkpoint_are_believ
     )
     with pytest.raises(RaysimError, match=words):
         quietly(plan)
-    for path in (tmp_path / "a").glob(
-        "checkpoints/round-*/checkpoint.json"
-    ):  # as versions without these checksums wrote it
-        fields = {
-            name: value for name, value in json.loads(path.read_text()).items() if name not in ("records", "self")
-        }
-        path.write_text(json.dumps({**fields, "self": _digest_of(fields)}))
-    assert quietly(plan)["rounds"] == 4
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_the_number_of_attackers_is_expected_where_the_cohort_has_no_size():
             round_index=0, clients=torch.arange(8), cohort_size=40, sampling=sampling, population=100, crowd=crowd
         )
         view.layout, view.is_active = Layout(()), torch.ones(8, dtype=torch.bool)
-        view.map_columns = lambda *_: [parts]
+        view.map_columns, view.log = lambda *_: [parts], lambda *_: None
         return float(hook(view)["vector"])
 
     assert z("poisson") == pytest.approx(largest_z(8, 2))
@@ -346,3 +346,22 @@ def test_what_an_attacker_sends_behind_a_compressor_is_whole(root):
         for methods in (["top_k"], [], ["top_k", attack])
     )
     assert some == pytest.approx((few + whole) / 2)
+
+
+def test_alie_says_its_z_and_warns_where_it_is_an_honest_mean(root):
+    groups = {"partition": {"num_clients": 10, "alpha": 10.0}, "cohort": {"size": 10}, "rounds": 1}
+    few, many = ({"attack": {"kind": "alie", "clients": ids}} for ids in ([0], [0, 1, 2, 3]))
+    with pytest.warns(UserWarning, match="alie sends the honest mean, since its z is 0"):
+        assert server_on(plan_of(root, [few], **groups), root).run_round(0).metrics["attack/z"] == 0
+    metrics = server_on(plan_of(root, [many], **groups), root).run_round(0).metrics
+    assert (metrics["attack/z"], metrics["attack/attackers"]) == (pytest.approx(largest_z(6, 4)), 4)
+    assert metrics["attack/z"] > 0
+
+
+def test_min_sum_as_released_stays_within_the_lowest_of_the_sums():
+    honest = torch.randn(6, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    mean, p = honest.mean(0), -honest.std(0, correction=0)
+    gamma = largest_gamma(gram_of(*honest, mean, p), is_sum=True, is_released=True)
+    sums = (honest[:, None] - honest).square().sum((1, 2))
+    assert float((mean + gamma * p - honest).square().sum()) == pytest.approx(float(sums.min()))
+    assert gamma < largest_gamma(gram_of(*honest, mean, p), is_sum=True)
