@@ -107,8 +107,13 @@ def dp(
     def fits(sizes: RunSizes) -> str:
         if unknown := sorted(trusted - set(sizes.methods)):
             return f"trust names {unknown[0]!r}, which is no other method of this run; correct it, or drop it"
-        if delta * sizes.population >= 1:
+        if noise and delta * sizes.population >= 1:
             return f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: it would allow to publish one of them"
+        size = noise_cohort_size or sizes.cohort_size
+        if sizes.stop_epsilon is not None:
+            first = epsilon_after(1, spending(noise, size, sizes.population, sizes.sampling), delta)
+            if first > sizes.stop_epsilon:
+                return f"the first round spends epsilon {first:.4g}, and stop.epsilon is {sizes.stop_epsilon:g}; raise noise"
         if noise_cohort_size is not None and not sizes.cohort_size <= noise_cohort_size <= sizes.population:
             bounds = f"{sizes.cohort_size} (the cohort) and {sizes.population} (all clients)"
             return f"noise_cohort_size must lie between {bounds}, got {noise_cohort_size}; or drop it"

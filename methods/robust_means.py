@@ -49,7 +49,8 @@ def trimmed_mean(*, trim: float = 0.1) -> Method:
         voters.refuse_fewer(server, 2 * count + 1, f"trimmed_mean, which cuts off {count} at each end,", "lower trim")
         return count
 
-    return merging_columns("trimmed_mean", _trimmed_means, cut)
+    fits = voters.fewest(lambda num: 2 * count_of(num) + 1, "lower trim")
+    return merging_columns("trimmed_mean", _trimmed_means, cut, fits=fits)
 
 
 def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Method:
@@ -92,6 +93,7 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     the products of all pairs and the old v. Every client counts the same. The paper's clients send momenta; here they send
     updates.
     Not protected from: attackers that pull the same way in every round, by tau / n each; buffers, which are averaged.
+    How many were clipped in the last iteration is logged (`clipped`).
     Degenerate cases: tau above all distances gives the mean of all (`uniform`); clients without a step have no vote; if
     nobody took one, the model stays, and so does v.
 
@@ -108,8 +110,10 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
         mixture = torch.eye(len(gram), dtype=torch.float64)[-1]  # of the updates and the center, which is the last
         with one_thread():
             for _ in range(iterations):
-                factor = voters.bounding(voters.distances_from(gram, mixture)[:-1], tau) / (len(gram) - 1)
+                lengths = voters.bounding(voters.distances_from(gram, mixture)[:-1], tau)
+                factor = lengths / (len(gram) - 1)
                 mixture = torch.cat([factor, factor.new_zeros(1)]) + mixture * (1 - factor.sum())
+        server.log("clipped", float((lengths < 1).sum()))
         moved = server.total("update", dict.fromkeys(server.weights, voters.of_all(server, mixture[:-1])))
         center = (moved[: len(server.start)] + mixture[-1] * state["center"]).float()
         return center, {"center": center}

@@ -119,7 +119,8 @@ class RunSizes(NamedTuple):
     """The sizes of a run, as `Method.fits` sees them before it starts.
 
     population: clients; cohort_size: clients of a round; num_classes: outputs; input_shape: of one input of the model,
-    images as (height, width, channels); methods: names of all methods; sampling, dropout: of the cohort.
+    images as (height, width, channels); methods: names of all methods; sampling, dropout: of the cohort; stop_epsilon: the
+    epsilon that the run may spend.
     """
 
     population: int
@@ -130,6 +131,7 @@ class RunSizes(NamedTuple):
     methods: tuple[str, ...] = ()
     sampling: str = "fixed"
     dropout: float = 0.0
+    stop_epsilon: float | None = None
 
 
 @lru_cache(maxsize=8)

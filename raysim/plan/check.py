@@ -107,6 +107,7 @@ def check(
         tuple(method.name for method in methods),
         config.cohort.sampling,
         config.cohort.dropout,
+        config.stop.epsilon,
     )
     for index, method in enumerate(methods):
         if method.fits is not None and (text := method.fits(sizes)):

@@ -332,7 +332,7 @@ def test_what_was_once_the_last_round_counts_for_nothing_in_a_longer_run():
     assert (found["best_accuracy"], found["best_round"], found["accuracy"]) == (0.3, 7, 0.3)
     assert judged(rows, 8, every=0)["best_accuracy"] == 0.3
     timed = [{**row, "system/round_s": "1.0"} for row in rows]
-    assert not reason_to_stop(StopGroup(accuracy=0.5), timed[:6], 3)
+    assert not reason_to_stop(StopGroup(score=0.5), timed[:6], 3)
 
 
 def test_accuracies_of_a_run_are_those_of_the_rounds_they_are_named_after():
@@ -381,6 +381,8 @@ def test_a_dropped_client_has_no_weight_and_the_others_their_mean_over_the_leave
 
 
 def test_a_spread_is_mean_tenth_percentile_and_worst_of_known_clients():
-    found = spread_of("x", np.array([0.0, 0.1, 0.1, 0.2, np.nan, 1.0]))
-    assert found == pytest.approx({"x_mean": 0.28, "x_p10": 0.04, "x_worst": 0.0})
-    assert spread_of("x", np.array([np.nan])) == {}
+    found = spread_of("clients/accuracy", np.array([0.0, 0.1, 0.1, 0.2, np.nan, 1.0]))
+    assert found == pytest.approx(
+        {"clients/accuracy_mean": 0.28, "clients/accuracy_p10": 0.04, "clients/accuracy_worst": 0.0}
+    )
+    assert spread_of("clients/accuracy", np.array([np.nan])) == {}

@@ -319,6 +319,13 @@ def test_options_out_of_range_are_one_clear_error(root, options, words):
     assert len(caught.value.faults) == 1
 
 
+def test_an_epsilon_that_the_first_round_overspends_is_known_before_it(root):
+    with pytest.raises(
+        ConfigError, match=r"the first round spends epsilon \S+, and stop\.epsilon is 0\.01; raise noise"
+    ):
+        plan_of(root, [{"dp": {"noise": 1.0}}], stop={"epsilon": 0.01})
+
+
 def test_dropout_is_no_poisson_sampling(root):
     with pytest.raises(ConfigError, match=r"a round is no Poisson sample: set cohort\.dropout to 0"):
         plan_of(root, ["dp"], cohort={"sampling": "poisson", "dropout": 0.2})
@@ -351,6 +358,6 @@ def test_a_run_ends_after_one_round_where_the_first_evaluation_would_come_too_la
 
 
 def test_stop_epsilon_counts_with_dp_alone(root):
-    plan_of(root, ["dp"], stop={"epsilon": 3.0}, evaluation={"every": 0})
+    plan_of(root, ["dp"], stop={"epsilon": 30.0}, evaluation={"every": 0})
     with pytest.raises(ConfigError, match=r"stop.epsilon.*it counts with methods that have dp"):
         plan_of(root, ["fedprox"], stop={"epsilon": 3.0})

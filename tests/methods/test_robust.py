@@ -180,6 +180,7 @@ def test_rules_hold_off_clients_that_turn_around_which_fedavg_does_not(root):
             "trimmed_mean cannot run beside ccvr because of its `is_robust`: its statistics are sums",
         ),
         ([{"krum": {"select": 50}}], r"methods\[0\].krum: needs the updates of 52 clients at least, and a round has 7"),
+        ([{"trimmed_mean": {"trim": 4}}], "trimmed_mean: needs the updates of 9 clients at least, and a round has 7"),
         ([{"bulyan": {"attackers": 2}}], "bulyan: needs the updates of 11 clients at least"),
         (["fedavgm", "coordinate_median"], "put coordinate_median before fedavgm"),
         (

@@ -64,7 +64,8 @@ def moved_by(method, updates, *, steps=None, sizes=None, state=None, layout=None
         report={"norm": updates.double().norm(dim=1)},
         map_columns=map_columns,
         total=total,
-        log=lambda *_: None,
+        logged=(logged := {}),
+        log=logged.__setitem__,
         generator=torch.Generator().manual_seed(0),
     )
     server.weights = {leaf.name: normalised(scores.double()) for leaf in layout.leaves}
@@ -357,3 +358,9 @@ def test_counts_of_shares_are_rounded_up_but_not_by_rounding():
     with pytest.raises(MethodError, match="select"):
         moved_by(METHODS["krum"](attackers=0.07, select=94), rows)
     moved_by(METHODS["krum"](attackers=0.07, select=93), rows)
+
+
+def test_centered_clipping_says_how_many_it_clipped():
+    rows = torch.tensor([[1.0, 0.0], [0.0, 2.0], [9.0, 0.0]])
+    _, server = moved_by(METHODS["centered_clipping"](tau=3.0), rows, state={"center": torch.zeros(2)})
+    assert server.logged["clipped"] == 1

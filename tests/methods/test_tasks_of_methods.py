@@ -32,7 +32,7 @@ FURTHER = {
 
 #: Rules that need more votes than those of two clients.
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "clipped_clustering")
-FEDERATIONS = {name: {"partition": {"num_clients": 7}, "cohort": {"size": 7}} for name in VOTES}
+FEDERATIONS = {name: {"partition": {"num_clients": 7}, "cohort": {"size": 7}} for name in (*VOTES, "attack")}
 
 
 @pytest.fixture(scope="module")

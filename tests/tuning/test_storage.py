@@ -12,10 +12,11 @@ def test_sweep_at_a_uri_is_read_and_gone_on_with_from_another_machine(root, tmp_
     """The driver has other local folders than the trials' processes, as where these are on other nodes."""
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "driver"))
     place = f"file://{tmp_path}/there"
-    space = {"seed": {"grid_search": [0, 1]}, "case": {"grid_search": {"a": {"rounds": 2}, "b": {"rounds": 2}}}}
+    cases = {"a": {"cohort": {"size": 12}}, "b": {"cohort": {"fraction": 1.0, "size": None}}}  # everybody, both times
+    space = {"seed": {"grid_search": [0, 1]}, "case": {"grid_search": cases}}
 
     def sweep():
-        return a_sweep(root, tmp_path, space, storage=place, model={"name": "mlp"})
+        return a_sweep(root, tmp_path, space, storage=place, model={"name": "mlp"}, rounds=2)
 
     planned = sweep()
     outcomes, _ = run(planned)
