@@ -170,6 +170,8 @@ def table_contents(
     table, left_out = _without_missing(table, inputs, names, options.missing)
     task, classes, values = _target(table, targets, options.task)
     rows, columns = _inputs(table, inputs, is_one_hot=not options.codes, fills=options.missing == "mean")
+    if domain is not None and not _is_numeric(table.frame[domain]):
+        _refuse_written_numbers(table, domain, {})
     domains, owners = ((), None) if domain is None else _named(table, domain)
     batches = in_batches(rows, values, domains=owners, splits=table.splits)
     return Contents(classes, batches, table.files, len(rows), domains, task, columns=columns, left_out=left_out)

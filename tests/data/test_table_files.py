@@ -208,6 +208,7 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         ("a,y\n2024-01-31,0\n2024-02-01,1\n", {"target": "y"}, r"'2024-01-31' is a date.*Write numbers, such as days"),
         ("a,y\nx,0\n31.1.2024,1\n", {"target": "y"}, r"'31.1.2024' is a date.*row 2"),
         ("a,y\nyes,0\nno,1\nyes ,1\n", {"target": "y"}, r"the word 'yes ' differs by blanks from another.*row 3"),
+        ("a,y,d\n1,0,Ulm\n2,1,Bonn\n3,0,Ulm \n", {"target": "y", "domain": "d"}, r"the word 'Ulm ' differs by blanks"),
         ("a,y\n1,yes\n2,no\n3,yes \n", {"target": "y"}, r"the word 'yes ' differs by blanks.*column 'y', row 3"),
         ("a;y\n1;0,5\n2;1,5\n", {"target": "y"}, r"'0,5' is a number with a comma"),
         ("a,y\n,0\n,1\n", {"target": "y", "missing": "mean"}, "no value in the training rows of column 'a'"),
