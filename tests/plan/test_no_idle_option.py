@@ -246,6 +246,8 @@ NETWORKS["dp"] = {"model": {**NORMED["model"], "norm": "group"}}
 #: Rules that need more clients than the tiny run has.
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
 FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
+#: Two honest clients have equal sums of distances, and `min_sum` has one bound in both forms.
+FEDERATIONS["attack"] = {"partition": {**SKEWED, "num_clients": 6}, "cohort": {"size": 5}}
 
 #: Settings of methods that take long at their defaults, or do nothing in so small a run.
 SHORT = {
@@ -274,6 +276,7 @@ VALUES = {
     ("qsgd", "bucket"): [16],
     ("dp", "noise_cohort_size"): [4],
     ("attack", "clients"): [[0, 1]],
+    ("attack", "share"): [0.5],
     ("attack", "from_round"): [2],
     ("livar", "table"): ["paper", "online"],
     ("geometric_median", "iterations"): [1],
