@@ -11,8 +11,8 @@ from raysim.base.errors import ConfigError, Fault
 
 Direction = Literal["max", "min"]
 
-#: Metric -> which values are better: those of raysim, and those that the user's own metrics and tasks declare.
-DIRECTIONS: dict[str, Direction] = {
+#: Metric -> which values are better: raysim's metrics, and metrics of own code (None: own code declares nothing).
+DIRECTIONS: dict[str, Direction | None] = {
     **dict.fromkeys(
         ("accuracy", "balanced_accuracy", "label_accuracy", "macro_f1", "auroc", "exact_match", "r2"), "max"
     ),
@@ -21,7 +21,7 @@ DIRECTIONS: dict[str, Direction] = {
     **dict.fromkeys(("up_mb", "down_mb", "sum_mb", "dropped", "redone_blocks"), "min"),
 }
 
-#: Those of raysim alone.
+#: Metrics of raysim alone.
 OF_RAYSIM = frozenset(DIRECTIONS)
 
 #: What stands in front of a metric's own name: a statistic over the rounds, and which rows were scored.
@@ -32,38 +32,38 @@ BETTER = "which values of the metric are better; null: as the metric declares, s
 
 
 def declare(name: str, direction: object) -> None:
-    """Say which values of one's own metric are better.
+    """Set which values of a metric of own code are better; None keeps the metric from being taken for a metric of raysim.
 
     Raises:
-      ConfigError: neither "max" nor "min".
+      ConfigError: neither "max" nor "min" nor None.
     """
-    if direction not in ("max", "min"):
+    if direction not in ("max", "min", None):
         raise ConfigError([Fault(name, f"its direction must be 'max' or 'min', got {direction!r}")], "own code")
-    DIRECTIONS[name] = direction
+    if direction is not None or name not in OF_RAYSIM:
+        DIRECTIONS[name] = direction  # type: ignore[assignment]  # checked above
 
 
 def direction_of(metric: str, given: Direction | None = None, *, key: str = "mode") -> Direction:
-    """The given direction, or the one that the metric declares. Measures of methods, METHOD/NAME, have "max" by default.
+    """Return the given direction, or the direction that the metric declares.
 
     Args:
-      key: the setting that says it, for the message.
+      key: the setting that gives a direction, for the message.
     Raises:
-      ConfigError: the user's own metric declares none.
+      ConfigError: the metric declares none.
 
     >>> direction_of("server/accuracy_domain_s"), direction_of("best:server/loss"), direction_of("server/loss", "max")
     ('max', 'min', 'max')
     """
     if given is not None:
         return given
-    owner, _, name = metric.rpartition(":")[2].rpartition("/")
+    name = metric.rpartition(":")[2].rpartition("/")[2]
     bare = name[_BEFORE.match(name).end() :]  # type: ignore[union-attr]  # it matches an empty text
-    known = [each for each in DIRECTIONS if f"{bare}_".startswith(f"{each}_")]
-    if known:
-        return DIRECTIONS[max(known, key=len)]
-    if owner.partition("/")[0] in ("", "server", "clients"):
+    declared = [each for each in DIRECTIONS if f"{bare}_".startswith(f"{each}_")]
+    found = DIRECTIONS[max(declared, key=len)] if declared else None
+    if found is None:
         text = f"{bare!r} does not say which of its values are better; set max or min, or {bare}.direction in its code"
         raise ConfigError([Fault(key, text)], "the configuration")
-    return "max"
+    return found
 
 
 def best_round(scores: Mapping[int, float], metric: str) -> int | None:

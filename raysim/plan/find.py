@@ -78,8 +78,7 @@ def find_method(name: str) -> Callable[..., Method]:
 def find_metric(name: str) -> Metric:
     """The metric of that name; what the user's own declares of its direction is known from then on. Raises as `find`."""
     metric = find(name, METRICS, "metric")
-    if (direction := getattr(metric, "direction", None)) is not None:
-        declare(name.rpartition(":")[2], direction)
+    declare(name.rpartition(":")[2], getattr(metric, "direction", None))
     return metric
 
 
@@ -109,7 +108,7 @@ def made_task(make: Callable[..., object], options: Settings) -> Task:
     if not isinstance(task, Task):
         text = f"a task's function returned {type(task).__name__}"
         raise OwnCodeError(text, place_of(make), "return a raysim.Task")
-    for name in (task.main, task.of_part) if task.direction is not None else ():
+    for name in (task.main, task.of_part):
         declare(name, task.direction)
     direction_of(f"server/{task.main}", key=f"the task {task.name}")
     return task

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from raysim.base import direction
 from raysim.base.direction import DIRECTIONS, direction_of
 from raysim.base.errors import ConfigError, DataError
 from raysim.reporting import figures
@@ -88,7 +89,7 @@ def test_metrics_of_two_directions_are_no_table(tmp_path):
         ),
         *(
             (name, "max")
-            for name in ("server/accuracy", "server/accuracy_domain_s", "server/accuracy_lossy", "a/losses")
+            for name in ("server/accuracy", "server/accuracy_domain_s", "server/accuracy_lossy")
         ),
         *((name, "min") for name in ("backdoor/success", "comm/up_mb", "server/loss_lossy", "system/round_s")),
     ],
@@ -106,6 +107,16 @@ def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypa
         direction_of(name, key="tune.mode")
     monkeypatch.setitem(DIRECTIONS, bare, "min")
     assert (direction_of(name), direction_of(name, "max")) == ("min", "max")
+
+
+@pytest.mark.parametrize("name", ["accuracy_gap", "loss_ratio"])
+def test_an_own_metric_is_not_taken_for_the_one_that_its_name_begins_with(name, monkeypatch):
+    monkeypatch.setattr(direction, "DIRECTIONS", dict(DIRECTIONS))
+    direction.declare(name, None)
+    with pytest.raises(ConfigError, match=f"'{name}' does not say"):
+        direction_of(f"server/{name}")
+    direction.declare("accuracy", None)
+    assert direction_of("server/accuracy") == "max"
 
 
 def test_the_mean_of_late_rounds_is_that_of_the_summary(tmp_path):
@@ -184,7 +195,7 @@ def test_runs_that_did_not_record_the_metric_are_named_and_left_out(tmp_path):
     fabricate(tmp_path / "a", 0.5, labels=labels_of("FedAvg", 0.1), progress={})
     for alpha in (0.1, 1.0):
         fabricate(tmp_path / f"b{alpha}", 0.5, labels=labels_of("FLFA", alpha), progress={"flfa/error": [0.25] * 10})
-    report = make_report([tmp_path], {"metric": "flfa/error", "columns": ["alpha"]})
+    report = make_report([tmp_path], {"metric": "flfa/error", "mode": "min", "columns": ["alpha"]})
     (table,) = report.tables
     assert {name: cell.mean for name, cell in table.cells.items()} == {("FLFA", (0.1,)): 0.25, ("FLFA", (1.0,)): 0.25}
     assert "`report.metric`: 1 of 3 runs did not record it and are left out: FedAvg." in report.notes
