@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Message, Method, RunSizes, ServerView, State
 from raysim.core.weights import Weights
@@ -36,7 +37,7 @@ def dp(
     *,
     clip: float = 1.0,
     noise: float = 1.0,
-    delta: float = 1e-5,
+    delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5,
     adaptive: float | None = None,
     noise_cohort_size: int | None = None,
     trust: list[str] | None = None,

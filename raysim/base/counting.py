@@ -11,10 +11,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-#: Stands for every `module:function` among the values of `counts_with`.
-OWN = "module:function"
-
-
 @dataclass(frozen=True)
 class Counts:
     """A condition under which an option counts.
@@ -81,9 +77,8 @@ def _either(values: tuple[object, ...]) -> str:
 
 
 def _name(value: object) -> object:
-    """What a setting chooses: the name of `{name: options}`, and `OWN` for functions of the user's own."""
-    name = next(iter(value), None) if isinstance(value, Mapping) else value
-    return OWN if isinstance(name, str) and ":" in name else name
+    """The name that a setting chooses, without the options of `{name: options}`."""
+    return next(iter(value), None) if isinstance(value, Mapping) else value
 
 
 def _number(value: object) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from raysim.base.counting import OWN, Counts, counts_above, counts_given, counts_with, counts_without
+from raysim.base.counting import Counts, counts_above, counts_given, counts_with, counts_without
 from raysim.base.settings import Settings
 from raysim.config.keys import Group, group, key
 
@@ -180,7 +180,7 @@ class PartitionGroup(Group):
         0.1,
         "Dirichlet concentration; smaller is more heterogeneous",
         gt=0,
-        counts=_of_scheme("dirichlet", "quantity", "nine_plus_one", OWN),
+        counts=_of_scheme("dirichlet", "quantity", "nine_plus_one"),
     )
     num_clients: int = key(20, "number of clients, unseen ones among them", ge=1, counts=NOT_JOINT)
     min_samples: int = key(
@@ -193,12 +193,12 @@ class PartitionGroup(Group):
         2,
         "pieces of the set, sorted by class or number, for each client; more are less heterogeneous",
         ge=1,
-        counts=_of_scheme("shards", "quantiles", OWN),
+        counts=_of_scheme("shards", "quantiles"),
     )
-    labels_per_client: int = key(2, "classes of each client", ge=1, counts=_of_scheme("labels", OWN))
-    domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain", OWN))
+    labels_per_client: int = key(2, "classes of each client", ge=1, counts=_of_scheme("labels"))
+    domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain"))
     samples_per_client: int | None = key(
-        None, "examples of every client; null: as many as possible", ge=1, counts=_of_scheme("nine_plus_one", OWN)
+        None, "examples of every client; null: as many as possible", ge=1, counts=_of_scheme("nine_plus_one")
     )
     file: str | None = key(
         None,

@@ -30,6 +30,10 @@ def _prepare(path: Path, *options: str) -> str:
     return f"run `{command('raysim', 'prepare', path.stem, '--out', path.parent.parent, *options)}`"
 
 
+#: Checksum over the other fields of a description; descriptions from before have none.
+SEAL = "description_sha256"
+
+
 @dataclass(frozen=True)
 class SetInfo:
     """What a set is. shape: of one input; checksum: SHA-256 over inputs, targets, domains and splits.
@@ -88,16 +92,24 @@ class SetInfo:
         fields = read_json(describe(path))
         if not isinstance(fields, dict):
             raise ValueError(f"no keys and values but {type(fields).__name__}")
+        sealed = fields.pop(SEAL, None)
         if wrong := [name for name, value in fields.items() if not _is_sound(name, value)]:
             raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r:.100}")
+        if sealed not in (None, _digest(fields)):
+            raise ValueError(f"a field was changed by hand: {SEAL} is the checksum of other values")
         names = {"classes", "domains", "columns"} & fields.keys()
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         lists |= {name: tuple(all_visible(fields[name])) for name in names}
         return SetInfo(**(fields | lists))
 
     def to_json(self) -> str:
-        """What `read` reads."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        """Return the text that `read` reads: all fields, and a checksum over them."""
+        fields = asdict(self)
+        return json.dumps(fields | {SEAL: _digest(fields)}, indent=1) + "\n"
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _is_sound(name: str, value: object) -> bool:

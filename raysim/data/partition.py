@@ -317,10 +317,7 @@ def check_sizes(sizes: np.ndarray, min_samples: int, scheme: str) -> None:
 
 #: What such a function gets, and what it may ask for besides.
 NEEDED = ("labels", "num_clients")
-OFFERED = (
-    *("rng", "domains", "targets", "alpha", "min_samples", "seed"),
-    *("shards_per_client", "labels_per_client", "domains_per_client", "samples_per_client"),
-)
+OFFERED = ("rng", "domains", "targets", "min_samples", "seed")
 
 
 def find_scheme(name: str) -> Callable[..., object]:

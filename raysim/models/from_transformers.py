@@ -13,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from raysim.base.errors import ConfigError, Fault
+from raysim.base.reading import read_json
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.parts import library, unfit_option
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutput
+
+#: Index of the files of weights in a folder that has several.
+INDEX = "model.safetensors.index.json"
 
 #: What stands in front of the path.
 PREFIX = "transformers:"
@@ -34,12 +38,23 @@ def causal_architecture(name: str) -> Architecture:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise LookupError(f"{path} has no config.json; name the folder that save_pretrained wrote")
+        mend = "save it with save_pretrained, or name its config.json for random weights"
         if not any(path.glob("*.safetensors")):
-            mend = "save it with save_pretrained, or name its config.json for random weights"
             raise LookupError(f"{path} has no weights as .safetensors; {mend}")
+        if outside := sorted(_indexed(path) - {file.name for file in path.iterdir()}):
+            raise LookupError(f"{path / INDEX} names {outside[0]}, which is no file of the folder; {mend}")
     elif not path.is_file():
         raise LookupError(f"there is no {path}; name a folder that save_pretrained wrote, or a configuration file")
     return Architecture(partial(causal_lm, path), head="", size=80, inputs="tokens")
+
+
+def _indexed(path: Path) -> set[str]:
+    """The files of weights that the index of a folder names; empty without an index."""
+    try:
+        index = read_json(path / INDEX) if (path / INDEX).is_file() else {"weight_map": {}}
+        return set(map(str, index["weight_map"].values()))  # type: ignore[call-overload, index]  # checked here
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LookupError(f"{path / INDEX} is no index of weights; save the model with save_pretrained") from error
 
 
 def with_whole_path(name: str) -> str:

@@ -183,8 +183,11 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
 
 
 def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
-    """What would let every client end as it began."""
-    if config.local.batch_size == 1 and needs_two_examples(cached_skeleton(spec)):
+    """What would let every client end as it began, or has no effect on this network."""
+    skeleton = cached_skeleton(spec)
+    if config.model.channels_last is True and all(p.dim() != 4 for p in skeleton.parameters()):
+        yield Fault("model.channels_last", f"has no effect: {spec.name} has no convolution over images; drop it")
+    if config.local.batch_size == 1 and needs_two_examples(skeleton):
         text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise it, or take another norm"
         yield Fault("local.batch_size", text)
 

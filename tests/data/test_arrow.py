@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raysim.base.errors import DataError
-from raysim.data.arrow import PreparedSet, describe, write_set
+from raysim.data.arrow import SEAL, PreparedSet, describe, write_set
 from raysim.data.rows import SetRows, in_batches
 from raysim.data.sources import prepare, set_path
 from raysim.folders.files import partial_file
@@ -67,7 +67,7 @@ def test_a_description_with_another_shape_is_refused(tmp_path):
     path = tmp_path / "mine" / "mine.arrow"
     write_set(path, "mine", "ab", in_batches(pixels(10, 4, 6, 1), np.arange(10) % 2))
     described = json.loads(describe(path).read_text())
-    describe(path).write_text(json.dumps({**described, "shape": [6, 4, 1]}))
+    describe(path).write_text(json.dumps({**described, "shape": [6, 4, 1], SEAL: None}))
     words = r"inputs of shape \(4, 6, 1\) where the description says \(6, 4, 1\) in .*mine\.arrow\. Run `.*prepare mine"
     with pytest.raises(DataError, match=words):
         PreparedSet(path)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from raysim.base.errors import DataError
-from raysim.data.arrow import PreparedSet, describe, write_set
+from raysim.data.arrow import SEAL, PreparedSet, describe, write_set
 from raysim.data.preprocess import make_preprocess
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.rows import record_of
@@ -49,9 +49,20 @@ def path(tmp_path):
     ],
 )
 def test_a_description_with_a_value_of_another_type_is_damaged(change, words, path):
-    describe(path).write_text(json.dumps(json.loads(describe(path).read_text()) | change))
+    describe(path).write_text(json.dumps(json.loads(describe(path).read_text()) | {SEAL: None} | change))
     with pytest.raises(DataError, match=words):
         PreparedSet(path).verify()
+
+
+@pytest.mark.parametrize(
+    "change", [{"classes": ["b", "a"]}, {"mean": [0.25]}, {"deviation": [0.5]}, {"options": "--target a"}]
+)
+def test_a_description_that_was_changed_by_hand_is_refused(change, path):
+    fields = json.loads(describe(path).read_text())
+    assert all(fields[name] != value for name, value in change.items())
+    describe(path).write_text(json.dumps(fields | change))
+    with pytest.raises(DataError, match="a field was changed by hand: description_sha256"):
+        PreparedSet(path)
 
 
 @pytest.mark.parametrize("text", ["3", "[]", "null", "[" * 100_000, "\xff"])

@@ -11,7 +11,7 @@ import pytest
 
 import raysim.data.shard_files as shard_files
 from raysim.base.errors import DataError
-from raysim.data.arrow import PreparedSet, write_set
+from raysim.data.arrow import SEAL, PreparedSet, write_set
 from raysim.data.federation import COUNTS, build_all_shards, build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.preprocess import Preprocess
@@ -65,7 +65,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def without_moments(description: bytes) -> bytes:
-    return json.dumps({**json.loads(description), "mean": [], "deviation": []}).encode()
+    return json.dumps({**json.loads(description), "mean": [], "deviation": [], SEAL: ""}).encode()
 
 
 def backwards_and_twice(plan):

@@ -18,7 +18,7 @@ import raysim
 from raysim.base.errors import ConfigError, DataError
 from raysim.cli.main import app
 from raysim.data import reader_api, sources
-from raysim.data.arrow import PreparedSet
+from raysim.data.arrow import SEAL, PreparedSet
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.rows import in_batches
 from raysim.data.shapes import draw
@@ -190,7 +190,7 @@ def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_p
     assert said()[0] == 0  # nothing is asked for: it is kept
     assert said("--size", "8", "--again")[0] == 0
     description = tmp_path / "out" / "folder" / "folder.json"
-    description.write_text(json.dumps({**json.loads(description.read_text()), "resize": ""}))  # of an older version
+    description.write_text(json.dumps({**json.loads(description.read_text()), "resize": "", SEAL: None}))  # of an older version
     assert said("--size", "8")[0] == 0
     assert "is there with images of 8 x 8, and 9 x 9, shorter side" in said("--size", "9")[1]
 

@@ -47,6 +47,22 @@ def test_batches_of_one_example_are_refused_with_batch_norm(root):
     plan_of(root, local={"batch_size": 1}, model={"name": "cnn", "norm": "group"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"name": "mlp", "channels_last": True}}, r"model\.channels_last: has no effect: mlp has no convolution"),
+        ({"methods": [{"dp": {"noise": 0.0, "delta": 1e-6}}]}, r"dp\.delta: has no effect with noise 0"),
+        (
+            {"partition": {"scheme": "tests.fuzz.own_code:own_partition", "labels_per_client": 3}},
+            r"partition\.labels_per_client: has no effect with partition\.scheme tests\.fuzz",
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_refused(root, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_of(root, **changes)
+
+
 def test_a_set_with_one_flipped_bit_is_refused(tmp_path):
     prepare("digits", tmp_path)
     check(raw_config(tmp_path), "a test")
