@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+
 @dataclass(frozen=True)
 class Counts:
     """A condition under which an option counts.

@@ -40,7 +40,7 @@ def declare(name: str, direction: object) -> None:
     if direction not in ("max", "min", None):
         raise ConfigError([Fault(name, f"its direction must be 'max' or 'min', got {direction!r}")], "own code")
     if direction is not None or name not in OF_RAYSIM:
-        DIRECTIONS[name] = direction  # type: ignore[assignment]  # checked above
+        DIRECTIONS[name] = direction
 
 
 def direction_of(metric: str, given: Direction | None = None, *, key: str = "mode") -> Direction:

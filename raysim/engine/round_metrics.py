@@ -25,6 +25,9 @@ from raysim.training.evaluate import Score
 from raysim.training.metrics import Metric
 from raysim.training.tasks import CLASSES, Task
 
+#: Classes of the largest confusion matrix that is kept: 32 MB.
+MOST_CLASSES = 2000
+
 
 @dataclass(frozen=True)
 class FederationSizes:
@@ -71,7 +74,8 @@ class RoundRecord:
       clients: a column per fact about the cohort, (K,) each.
       weights: (K kept, num_blocks) float64, mean weight of each client in each layer block.
       arrays: what methods logged: `method.name`, and `:columns`, `:clients` that name its axes.
-      confusion: (classes, classes) int64, test examples by true class (row) and predicted class; None where not scored.
+      confusion: (classes, classes) int64, test examples by true class (row) and predicted class; None where not scored, or
+        above `MOST_CLASSES`.
       notes: lines for the user, of trainers that were ended.
     """
 
@@ -152,8 +156,9 @@ def evaluation(
         numbers |= {f"server/validation_{task.main}": main, "server/validation_loss": score.mean_loss}
     if "test" in scores:
         score = scores["test"]
-        if "predictions" in score.columns and "labels" in score.columns:
-            confusion = of.confusion(score.labels, score.columns["predictions"], sizes.class_counts.shape[1])
+        num_classes = sizes.class_counts.shape[1]
+        if {"predictions", "labels"} <= score.columns.keys() and num_classes <= MOST_CLASSES:
+            confusion = of.confusion(score.labels, score.columns["predictions"], num_classes)
         numbers |= _of_test_set(score, sizes, task)
         if metrics:
             assert score.logits is not None

@@ -52,7 +52,7 @@ def _indexed(path: Path) -> set[str]:
     """The files of weights that the index of a folder names; empty without an index."""
     try:
         index = read_json(path / INDEX) if (path / INDEX).is_file() else {"weight_map": {}}
-        return set(map(str, index["weight_map"].values()))  # type: ignore[call-overload, index]  # checked here
+        return set(map(str, index["weight_map"].values()))  # type: ignore[index]  # checked here
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LookupError(f"{path / INDEX} is no index of weights; save the model with save_pretrained") from error
 

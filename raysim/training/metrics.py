@@ -22,18 +22,17 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> 
     return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def balanced_accuracy(matrix: np.ndarray) -> float:
-    """Mean recall of the classes that occur; `matrix` is that of `confusion`. NaN without an example."""
-    count = matrix.sum(1)
-    recalls = matrix.diagonal()[count > 0] / count[count > 0]
-    return float(recalls.mean()) if len(recalls) else float("nan")
+def class_scores(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> tuple[float, float]:
+    """Balanced accuracy, the mean recall of the classes that occur, and macro F1, over those that occur or are predicted.
 
-
-def macro_f1(matrix: np.ndarray) -> float:
-    """Mean F1 of the classes that occur or are predicted; `matrix` is that of `confusion`. NaN without an example."""
-    sums = matrix.sum(0) + matrix.sum(1)
-    scores = 2 * matrix.diagonal()[sums > 0] / sums[sums > 0]
-    return float(scores.mean()) if len(scores) else float("nan")
+    Both are NaN without an example. labels, predictions: (n,) integers below num_classes.
+    """
+    true, predicted, right = (
+        np.bincount(each, minlength=num_classes) for each in (labels, predictions, labels[labels == predictions])
+    )
+    recalls, sums = right[true > 0] / true[true > 0], true + predicted
+    scores = 2 * right[sums > 0] / sums[sums > 0]
+    return (float(recalls.mean()), float(scores.mean())) if len(labels) else (float("nan"), float("nan"))
 
 
 def calibration_error(confidences: np.ndarray, hits: np.ndarray) -> float:

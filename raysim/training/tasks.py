@@ -74,11 +74,12 @@ def sum_of_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _of_classes(columns: Columns, num_classes: int) -> dict[str, float]:
-    hits, table = _hits(columns), of.confusion(columns["labels"], columns["predictions"], num_classes)
+    hits = _hits(columns)
+    balanced_accuracy, macro_f1 = of.class_scores(columns["labels"], columns["predictions"], num_classes)
     return {
         "accuracy": float(hits.sum()) / max(1, len(hits)),
-        "balanced_accuracy": of.balanced_accuracy(table),
-        "macro_f1": of.macro_f1(table),
+        "balanced_accuracy": balanced_accuracy,
+        "macro_f1": macro_f1,
         "calibration_error": of.calibration_error(columns["confidences"], hits),
     }
 

@@ -190,7 +190,9 @@ def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_p
     assert said()[0] == 0  # nothing is asked for: it is kept
     assert said("--size", "8", "--again")[0] == 0
     description = tmp_path / "out" / "folder" / "folder.json"
-    description.write_text(json.dumps({**json.loads(description.read_text()), "resize": "", SEAL: None}))  # of an older version
+    description.write_text(
+        json.dumps({**json.loads(description.read_text()), "resize": "", SEAL: None})
+    )  # of an older version
     assert said("--size", "8")[0] == 0
     assert "is there with images of 8 x 8, and 9 x 9, shorter side" in said("--size", "9")[1]
 

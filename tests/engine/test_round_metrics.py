@@ -21,6 +21,7 @@ from raysim.data.reader_api import ReaderOptions
 from raysim.data.rows import in_batches
 from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
+from raysim.engine import round_metrics
 from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread_of
 from raysim.engine.schedule import ClientBlock
 from raysim.plan.build import make_trainer, open_federation, sizes_of
@@ -138,6 +139,14 @@ def test_one_pass_gives_scikit_learns_metrics(root):
     assert metrics["server/top_2"] == (np.argsort(logits, 1)[:, -2:] == labels[:, None]).any(1).mean()
     assert (confusion == confusion_matrix(labels, logits.argmax(1))).all()
     assert confusion.trace() == round(metrics["server/accuracy"] * len(labels))
+
+
+def test_the_confusion_matrix_of_very_many_classes_is_not_kept(root, monkeypatch):
+    monkeypatch.setattr(round_metrics, "MOST_CLASSES", 9)
+    plan = plan_of(root, rounds=1)
+    record = server_on(plan, root).run_round(0)
+    assert record.confusion is None
+    assert 0 < record.metrics["server/macro_f1"] < 1
 
 
 def top_2(labels, logits):

@@ -206,7 +206,10 @@ def test_what_lies_at_the_path_is_looked_at(tmp_path):
     weights.write_bytes(kept)
     index = tmp_path / "model.safetensors.index.json"
     for content, words in (
-        ('{"weight_map": {"a": "../b.safetensors"}}', r"index\.json names \.\./b\.safetensors, which is no file of the folder"),
+        (
+            '{"weight_map": {"a": "../b.safetensors"}}',
+            r"index\.json names \.\./b\.safetensors, which is no file of the folder",
+        ),
         ('{"weight_map": 3}', "is no index of weights"),
     ):
         index.write_text(content)

@@ -87,10 +87,7 @@ def test_metrics_of_two_directions_are_no_table(tmp_path):
             (name, "min")
             for name in ("seconds_total", "seconds_per_round", "best_mae", "server/validation_mae", "server/mae")
         ),
-        *(
-            (name, "max")
-            for name in ("server/accuracy", "server/accuracy_domain_s", "server/accuracy_lossy")
-        ),
+        *((name, "max") for name in ("server/accuracy", "server/accuracy_domain_s", "server/accuracy_lossy")),
         *((name, "min") for name in ("backdoor/success", "comm/up_mb", "server/loss_lossy", "system/round_s")),
     ],
 )
