@@ -26,7 +26,7 @@ from raysim.data.sources import prepare
 from raysim.engine.simulation import Stopped
 from raysim.plan.check import check
 from raysim.running.runner import execute
-from tests.fuzz import combinations, configurations, hostile, silent, tables
+from tests.fuzz import combinations, configurations, hostile, silent, tables, tasks
 from tests.fuzz.verdicts import verdict_of
 
 #: Rounds of a run that is damaged or killed, the method lists of those, and where the others stop.
@@ -226,7 +226,11 @@ def drawn(ground: Ground, seed: int, kind: str) -> str:
 
 
 #: Kind -> a case that says itself whether its result is right.
-CHECKED: dict[str, silent.Case] = {"table": tables.messy_table, "guarded": combinations.attacked_and_guarded}
+CHECKED: dict[str, silent.Case] = {
+    "table": tables.messy_table,
+    "guarded": combinations.attacked_and_guarded,
+    "task": tasks.best_of_a_drawn_task,
+}
 
 
 def killed(ground: Ground, seed: int, backend: str) -> str:
@@ -288,6 +292,7 @@ CASES: dict[str, tuple[Callable[[Ground, int], str], int]] = {
     "what would be silently wrong": (partial(drawn, kind="silent"), 70),
     "messy tables": (partial(drawn, kind="table"), 600),
     "attacks, rules and privacy": (partial(drawn, kind="guarded"), 300),
+    "tasks and directions": (partial(drawn, kind="task"), 100),
     "kills, serial": (partial(killed, backend="serial"), 15),
     "kills, Ray": (partial(killed, backend="ray"), 20),
 }
