@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu test-device test-tools lint notebooks pictures screenshots bench bench-peers fuzz docs clean
+.PHONY: setup demo check test test-all test-cpu-default test-cpu-avx2 test-cpus test-minima test-newest test-minima-cluster test-newest-cluster test-cluster test-gpu test-device test-tools lint notebooks pictures screenshots bench bench-peers fuzz docs clean
 
 setup: $(STAMP)
 
@@ -18,9 +18,15 @@ demo: setup
 	rm -rf runs/quickstart
 	$(BIN)/raysim run configs/quickstart.yaml
 
-# Three processes, each with a Ray of its own: much of the time they wait for it.
+# Several processes, each with a Ray of its own: much of the time they wait for it.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not cluster and not long'
+
+# Everything that `make test` leaves out.
+test-all: setup
+	$(PYTEST) -m 'long and not cluster'
 
 # The tests that compare numbers, as other CPUs round them: without vector instructions, with those of AVX2, and with noise
 # in every sum. What CPU this is does not matter: each is a limit to what PyTorch and oneDNN may use of it. Of core those that
@@ -29,9 +35,11 @@ CORE := $(patsubst %,tests/core/test_%.py,chain layout seeding weights)
 METHODS := $(filter-out %/test_cases.py %/test_combinations.py,$(wildcard tests/methods/test_*.py)) tests/methods/livar
 NUMERIC := $(CORE) $(METHODS) tests/training tests/models/test_lora.py
 
-# What to run while writing: lint, types, and the tests that neither start Ray nor take long.
+# For a minute while writing: lint, types, and tests of what a change breaks most often.
+QUICK := $(addprefix tests/,base core config training data folders docs cli methods/test_fedvg.py methods/test_flfa.py test_structure.py)
+
 check: lint
-	$(BIN)/python -m pytest -n 2 -m 'not ray and not slow and not cluster'
+	$(BIN)/python -m pytest -n 2 -m 'not ray and not slow and not cluster' $(QUICK)
 
 test-cpu-default: setup
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -n 2 -m 'not ray and not cluster' $(NUMERIC)

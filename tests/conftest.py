@@ -16,21 +16,23 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 RAY_FIXTURES = {"ray_cluster", "ray_pools", "swap_pools"}
 
 
-#: Files of few and long tests. They come first, or one of the two processes would end with them while the other is idle.
+#: The files that take longest, in this order: they come first, or one process would end with them while the others are idle.
 LONG_FILES = (
-    *("test_nodes", "test_bits", "test_recipes", "test_driver", "test_unscaled", "test_api", "test_trainers"),
-    *("test_checkpoint", "test_own_code", "test_search", "test_library", "test_notebook", "test_pages"),
-    *("test_baselines_against_reference", "test_calibrate", "test_run", "test_no_idle_option", "test_fuzz"),
-    *("test_storage", "test_cost", "test_bench", "test_reuse"),
-    *("test_restarts", "test_stop", "test_held", "test_loggers"),
+    *("test_jobs", "test_bits", "test_driver", "test_nodes", "test_notebook", "test_recipes", "test_trainers"),
+    *("test_partition_file", "test_api", "test_checkpoint", "test_own_code", "test_unscaled", "test_run", "test_search"),
+    *("test_held", "test_pages", "test_calibrate", "test_no_idle_option", "test_baselines_against_reference"),
+    *("test_library", "test_restarts", "test_models", "test_training", "test_personal", "test_loggers", "test_cost"),
+    *("test_stop", "test_local_references", "test_reuse", "test_against_reference", "test_names"),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts Ray, for `make check`, which leaves it out; the longest files first."""
+    """Mark tests that start Ray, and the long ones: `make test` leaves those out. The longest files come first."""
     for item in items:
         if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("ray")
+        if not item.get_closest_marker("essential") and any(map(item.get_closest_marker, ("slow", "ray"))):
+            item.add_marker("long")
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 

@@ -97,6 +97,7 @@ def test_faults_are_raised_all_at_once(settings):
         raysim.load(settings["storage"] + "/..")
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_methods_as_names_values_and_functions_are_the_same_run(settings):
     here = [[{"fedprox": {"mu": 0.1}}], [raysim.methods.fedprox(mu=0.1)], [pulled], [{pulled: {"mu": 0.1}}]]
@@ -130,6 +131,7 @@ def test_a_function_without_a_module_travels_by_value(settings):
         raysim.tune(settings, tune={"param_space": axis})
 
 
+@pytest.mark.essential
 @pytest.mark.usefixtures("ray_cluster")
 def test_functions_and_methods_by_value_give_the_same_bits_on_ray(settings):
     def local_method() -> Method:
@@ -173,6 +175,7 @@ def test_runs_in_a_thread(settings):
     assert found[0].status.name == "completed"
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_ctrl_c_in_a_script_ends_it_after_a_checkpoint_and_the_same_call_goes_on(settings):
     script = f"""
@@ -201,6 +204,7 @@ raysim.run({settings!r}, name="cut", rounds=5, on_round=lambda record: print(rec
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_stop_conditions_end_a_run_completed(settings):
     settings["data"] |= {"validation": 0.1}  # whose accuracy falls early
@@ -236,6 +240,7 @@ def test_a_stopped_run_that_was_interrupted_ends_at_the_same_round(settings):
     assert cut.summary["rounds"] == whole.summary["rounds"]
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize("methods", [["scaffold"], [{"fedvg": {}}, "fedavgm"]])
 def test_more_rounds_give_the_hash_of_a_run_through(settings, methods):
@@ -309,6 +314,7 @@ def test_labels_given_to_a_run_that_is_there_are_its_labels(settings, capsys):
     assert "given now" not in capsys.readouterr().err
 
 
+@pytest.mark.essential
 @pytest.mark.usefixtures("ray_cluster")
 def test_sweep_and_report(settings):
     axes = {"local.lr": {"grid_search": [0.1, 0.01]}, "seed": {"grid_search": [0, 1]}}

@@ -41,6 +41,7 @@ def faults_of(raw):
     return {fault.key: fault.message for fault in caught.value.faults}
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
     raw = raw_config(root, ["fedporx", {"fedvg": {"granularity": "laier", "epps": 1}}, "uniform"])
@@ -199,6 +200,7 @@ def test_every_shipped_config_passes_its_checks(path, root):
     check(read_config(path, [f"data.root={root}"]), str(path))
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_methods_prepare_and_doctor(tmp_path):
     runner = CliRunner()

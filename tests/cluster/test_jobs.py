@@ -58,6 +58,7 @@ def driver_of(cluster, name):
     return None
 
 
+@pytest.mark.essential
 @pytest.mark.ray
 def test_a_short_job_from_a_clone_ends_in_the_same_bits(cluster, clone, tmp_path):
     settings = (*TINY, "rounds=2")

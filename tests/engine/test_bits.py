@@ -57,6 +57,7 @@ def test_vision_transformer_gives_the_same_bits_too(root, ray_pools):
     assert [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
 
 
+@pytest.mark.essential
 def test_stacked_clients_give_the_same_bits_too(root, ray_pools):
     part = {"alpha": 5.0, "num_clients": 80, "min_samples": 2}  # blocks of several clients, which are stacked
     local = {"batch_size": 4, "epochs": 1.5}
@@ -65,6 +66,7 @@ def test_stacked_clients_give_the_same_bits_too(root, ray_pools):
     assert [run(plan, root, pool).params_sha256() for pool in ray_pools(plan)] == [expected] * 3
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedvg-block", "scaffold-fedvg"])
 def test_a_sum_in_many_parts_gives_the_same_bits_too(name, root, ray_pools, monkeypatch):
@@ -85,6 +87,7 @@ def test_run_depends_on_the_seed(root):
     assert run(plan_of(root), root).params_sha256() != run(plan_of(root, seed=4), root).params_sha256()
 
 
+@pytest.mark.essential
 def test_client_memory_and_method_state_are_the_same_on_ray(root, ray_pools):
     plan = plan_of(root, [*CNN_CASES["scaffold-fedvg"], "feddyn"])
     expected = run(plan, root)

@@ -101,6 +101,7 @@ def outward_addresses():
     return [*outward, "127.0.0.2"]  # who listens at 0.0.0.0 is reached there, too, on a machine without a network
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "number"), [("ray", signal.SIGKILL), ("serial", signal.SIGTERM)])
 def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path):
@@ -198,6 +199,7 @@ def test_resume_refuses_other_data_a_running_run_and_a_damaged_configuration(roo
         quietly(plan)
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["round-*/server.safetensors", "memory/*.safetensors"])
 def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_bits(which, root, tmp_path):
@@ -269,6 +271,7 @@ def test_changed_records_are_refused(kind, root, tmp_path):
         quietly(plan)
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_what_a_killed_process_left_after_its_checkpoint_changes_nothing(root, tmp_path):
     plan = a_plan(root, tmp_path, ["fedvg"], rounds=4, checkpoint={"every_s": 0})

@@ -88,6 +88,7 @@ def test_head_without_cpus_or_gpus_drives_trainers_on_a_worker_with_one(two_work
             assert row["system/sum_mb"] * 1e6 == pytest.approx(8 * plan.layout.num_state)
 
 
+@pytest.mark.essential
 def test_two_nodes_give_the_serial_bits_only_sums_travel_and_a_killed_one_costs_its_blocks_only(
     two_workers, root, tmp_path
 ):

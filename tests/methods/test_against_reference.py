@@ -24,6 +24,7 @@ CASES = {
 }
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("case", CASES)
@@ -38,6 +39,7 @@ def test_method_matches_reference_after_3_rounds(case, norm, root):
     assert_same_state(server, naive)
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize("bn", ["none", "batch"])
 @pytest.mark.parametrize("granularity", ["model", "layer", "block"])

@@ -60,6 +60,7 @@ CASES = {
 METHODS = {**CNN_CASES, "flfa-by-default": ["flfa"]}
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("case", CASES)

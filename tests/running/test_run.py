@@ -27,6 +27,7 @@ pytestmark = pytest.mark.ray
 PROJECT = Path(__file__).parents[2]
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize(("raised", "number"), [(KeyboardInterrupt, signal.SIGINT), (SystemExit, signal.SIGTERM)])
 def test_signal_before_the_first_round_is_no_failure(raised, number, root, tmp_path):
@@ -42,6 +43,7 @@ def test_signal_before_the_first_round_is_no_failure(raised, number, root, tmp_p
     assert (tmp_path / "a" / "COMPLETED").exists()
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_run_goes_on_where_its_data_were_moved(root, tmp_path):
     def stop(record):
@@ -82,6 +84,7 @@ def test_a_run_does_not_go_on_with_other_weights_in_the_file_it_began_with(root,
     assert execute(plan(2))["rounds"] == 2
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(
     ("content", "words"),
     [(b"round,accuracy\n0,\xff", "progress.csv is damaged"), (None, "a file of the run cannot be read or written")],
