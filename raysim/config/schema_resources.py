@@ -31,7 +31,7 @@ class ResourcesGroup(Group):
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
     ) = key("auto", "trainer processes; {min: 4, max: 40}: a run begins with 4 and takes more when nodes join")
-    cpus_per_trainer: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
+    cpus_per_trainer: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = key(
         "auto", "cores and threads of a trainer, also in a serial run; auto: 1"
     )
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPUs of a trainer, or part of one")
