@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from methods.attack import attack
+from methods.attack import additive_noise, gaussian, sign_flip
+from methods.attack_data import backdoor, label_flip
+from methods.attack_omniscient import alie, fang, ipm, min_max, min_sum
 from methods.ccvr import ccvr
 from methods.compression import power_sgd, qsgd, random_k, sign, sign_majority, top_k
 from methods.diagnostics import diagnostics
@@ -63,7 +65,7 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Merging": (fisher, regmean),
     "Robust means": (coordinate_median, trimmed_mean, geometric_median, centered_clipping, krum, bulyan),
     "Robust filters": (norm_bounding, clustering, clipped_clustering, sign_guard, dnc, fltrust),
-    "Attacks": (attack,),
+    "Attacks": (label_flip, backdoor, sign_flip, gaussian, additive_noise, alie, ipm, min_max, min_sum, fang),
     "Adapters": (flora, ffa_lora),
     "Layers of one's own": (personal,),
     "Privacy": (dp,),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from raysim.base.direction import SUMMARY
 from raysim.base.errors import Fault
-from raysim.config import Config, ReportGroup, method_names, nearest
+from raysim.config import Config, ReportGroup, nearest
+from raysim.plan.find import build_methods
 from raysim.reporting.measure import ReportMetric
 from raysim.running.record import COLUMNS, judged
 from raysim.training.tasks import TASKS
@@ -56,9 +57,9 @@ def metric_fault(metric: str, configs: Sequence[Config]) -> str:
     for config in configs:
         known |= {f"server/{name.rpartition(':')[2]}" for name in config.evaluation.metrics}
         known |= {f"server/{part}_{name}" for part in OF_PARTS for name in config.data.test_sets}
-        methods |= set(method_names(config.methods))
+        methods |= {method.name for method in build_methods(config.methods)[0]}
     owner, _, name = metric.partition("/")
-    is_of_method = bool(name) and (owner in methods or any(":" in method for method in methods))
+    is_of_method = bool(name) and owner in methods
     if metric in known or is_of_method or metric.startswith(tuple(f"server/{part}_domain_" for part in OF_PARTS)):
         return ""
     return f"no run here has {metric!r}. {nearest(metric, sorted(known))}"

@@ -13,6 +13,7 @@ import raysim
 from methods import METHODS
 from raysim.plan.check import check
 from raysim.running.runner import execute
+from tests.support.method_cases import ATTACKS
 
 RULES = (
     *("bulyan", "centered_clipping", "clipped_clustering", "clustering", "coordinate_median", "dnc", "fltrust", "krum"),
@@ -59,7 +60,3 @@ def attacked_and_guarded(rng: random.Random, raw: dict[str, Any], here: Path, ro
         return False
     # A rule may leave out attackers, and then the same clients without their attack.
     return bool(rules) or has_attackers == (first["params_sha256"] != honest["params_sha256"])
-
-
-#: Methods that attack.
-ATTACKS = [name for name, make in METHODS.items() if make.__module__.startswith("methods.attack")]

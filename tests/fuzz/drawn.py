@@ -54,7 +54,8 @@ RAY = "tests/engine/ray -k 'killed_with or memory_of or cannot_be_built'"
 
 #: File -> test files about it, beside `tests/<folder>/test_<name>.py`.
 NEAR: dict[str, str] = {
-    "methods/attack.py": "tests/methods/test_poisoned_data.py",
+    "methods/attack.py": "tests/methods/test_attack.py",
+    "methods/attack_data.py": "tests/methods/test_poisoned_data.py",
     "methods/bounds.py": "tests/methods/test_fedvg.py tests/methods/test_fednova.py",
     "methods/diagnostics.py": "tests/methods/test_agreement.py",
     "methods/dp.py": "tests/methods/test_privacy.py tests/methods/test_epsilon.py",

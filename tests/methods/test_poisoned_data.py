@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.attack import attack
+from methods.attack_data import backdoor, label_flip
 from raysim.core.method import Batch, Crowd, Update
 from tests.methods.test_attack import STEADY, attacked
 from tests.support.federations import plan_of, server_on
@@ -24,7 +24,7 @@ class NaiveFlip(Naive):
 
 
 def test_a_flipped_client_trains_on_flipped_labels(root):
-    found = attacked(root, kind="label_flip")
+    found = attacked(root, "label_flip")
     naive = NaiveFlip(plan_of(root))
     for client in found.attackers:
         model, _ = naive.local(client, 0)
@@ -42,9 +42,9 @@ def test_every_methods_loss_sees_the_poisoned_batch():
         seen.append(batch)
         return params
 
-    backdoor = {"kind": "backdoor", "target": 2, "poison": 0.45}
-    for options in ({"kind": "label_flip"}, {"kind": "label_flip", "target": 3}, backdoor):
-        attack(clients=[1], **options).grads(inner, client)(torch.zeros(2), batch)
+    patched = backdoor(clients=[1], target=2, poison=0.45)
+    for method in (label_flip(clients=[1]), label_flip(clients=[1], target=3), patched):
+        method.grads(inner, client)(torch.zeros(2), batch)
     assert [found.targets.tolist() for found in seen] == [[4, 3, 1, 2, 0], [3] * 5, [2, 2, 2, 2, 4]]
     images = seen[2].inputs
     assert images[:3].sum() == 3 * 9
@@ -52,11 +52,11 @@ def test_every_methods_loss_sees_the_poisoned_batch():
     assert images[3:].sum() == 0
     assert batch.inputs.sum() == 0  # the rows of the set are as they were
     client.id = 0
-    assert attack(clients=[1], kind="label_flip").grads(inner, client) is inner
+    assert label_flip(clients=[1]).grads(inner, client) is inner
 
 
 def test_a_boosted_backdoor_multiplies_the_update():
-    hook = attack(kind="backdoor", clients=[1], scale=4.0).outgoing
+    hook = backdoor(clients=[1], scale=4.0).outgoing
     leaves = [SimpleNamespace(size=2, is_buffer=False), SimpleNamespace(size=5, is_buffer=True)]
     client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0), layout=SimpleNamespace(shared=leaves))
     sent = hook(Update(torch.ones(2), 1), client)
@@ -65,11 +65,11 @@ def test_a_boosted_backdoor_multiplies_the_update():
 
 @pytest.mark.slow
 def test_a_backdoor_opens_and_an_honest_model_has_none(root):
-    options = {"kind": "backdoor", "share": 0.4, "target": 7, "scale": 2.0}
+    options = {"share": 0.4, "target": 7, "scale": 2.0}
     groups = {**STEADY, "rounds": 30, "evaluation": {"every": 30}}
 
     def last(**others):
-        server = server_on(plan_of(root, [{"attack": {**options, **others}}], **groups), root)
+        server = server_on(plan_of(root, [{"backdoor": {**options, **others}}], **groups), root)
         for index in range(30):
             record = server.run_round(index)
         return record.metrics
@@ -82,8 +82,8 @@ def test_a_backdoor_opens_and_an_honest_model_has_none(root):
 
 def test_success_is_the_share_of_other_classes_that_become_the_target(root):
     """Against the model's own answers, image by image."""
-    options = {"kind": "backdoor", "share": 0.4, "target": 7, "value": 0.7, "trigger": 2, "scale": 2.0}
-    server = server_on(plan_of(root, [{"attack": options}], rounds=8, evaluation={"every": 8}, **STEADY), root)
+    options = {"share": 0.4, "target": 7, "value": 0.7, "trigger": 2, "scale": 2.0}
+    server = server_on(plan_of(root, [{"backdoor": options}], rounds=8, evaluation={"every": 8}, **STEADY), root)
     for index in range(8):
         record = server.run_round(index)
     trainer = server.pool._trainer

@@ -137,7 +137,7 @@ SIZED |= {"bulyan": {"attackers": 2}, "centered_clipping": {"tau": 0.5}}
 
 @pytest.mark.slow
 def test_rules_hold_off_clients_that_turn_around_which_fedavg_does_not(root):
-    attack = {"attack": {"kind": "sign_flip", "share": 0.25, "scale": 4.0}}
+    attack = {"sign_flip": {"share": 0.25, "scale": 4.0}}
 
     def accuracy(*methods):
         return run(plan_of(root, methods, **ATTACKED), root).evaluate()["server/accuracy"]

@@ -27,6 +27,7 @@ from raysim.config.schema import Config
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from tests.support.federations import LORA_VIT, server_on
+from tests.support.method_cases import ATTACKS
 
 TINY = {
     "seed": 3,
@@ -247,7 +248,7 @@ NETWORKS["dp"] = {"model": {**NORMED["model"], "norm": "group"}}
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
 FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
 #: Two honest clients have equal sums of distances, and `min_sum` has one bound in both forms.
-FEDERATIONS["attack"] = {"partition": {**SKEWED, "num_clients": 6}, "cohort": {"size": 5}}
+FEDERATIONS |= {name: {"partition": {**SKEWED, "num_clients": 6}, "cohort": {"size": 5}} for name in ATTACKS}
 
 #: Settings of methods that take long at their defaults, or do nothing in so small a run.
 SHORT = {
@@ -275,9 +276,9 @@ VALUES = {
     ("diagnostics", "every"): [3],
     ("qsgd", "bucket"): [16],
     ("dp", "noise_cohort_size"): [4],
-    ("attack", "clients"): [[0, 1]],
-    ("attack", "share"): [0.5],
-    ("attack", "from_round"): [2],
+    **{(name, "clients"): [[0, 1]] for name in ATTACKS},
+    **{(name, "share"): [0.5] for name in ATTACKS},
+    **{(name, "from_round"): [1] for name in ATTACKS},
     ("livar", "table"): ["paper", "online"],
     ("geometric_median", "iterations"): [1],
     ("geometric_median", "smoothing"): [1.0],

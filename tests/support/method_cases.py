@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from methods import GROUPS
 from raysim.base.settings import Raw
 
 Methods = list[str | Raw]
+
+#: Methods that attack.
+ATTACKS = [make.__name__ for make in GROUPS["Attacks"]]
 
 FL_BENCH: dict[str, Any] = {"as_in": "fl-bench"}
 MAMMOTH: dict[str, Any] = {"as_in": "fed-mammoth"}
@@ -120,14 +124,17 @@ CNN_CASES: dict[str, Methods] = {
     "sign_majority": [{"sign_majority": {"server_lr": 0.01}}],
     "power_sgd": ["power_sgd"],
     "power_sgd-personal": [{"personal": {"layers": ["conv1"]}}, {"power_sgd": {"rank": 1}}],
-    "attack-label_flip": [{"attack": {"kind": "label_flip", "share": 0.4}}, "fedprox"],
-    "attack-backdoor": [{"attack": {"kind": "backdoor", "share": 0.4, "scale": 2.0}}],
-    "attack-sign_flip-fedvg": [{"attack": {"share": 0.4}}, "fedvg"],
-    "attack-noise": [{"attack": {"kind": "noise", "sigma": 0.01, "share": 0.4}}],
-    "attack-alie": [{"attack": {"kind": "alie", "share": 0.4}}],
-    "attack-min_sum": [{"attack": {"kind": "min_sum", "share": 0.4, "from_round": 1}}],
-    "attack-trimmed_mean": [{"attack": {"kind": "adaptive", "share": 0.4}}],
-    "attack-krum": [{"attack": {"kind": "adaptive", "against": "krum", "share": 0.4}}],
+    "attack-label_flip": [{"label_flip": {"share": 0.4}}, "fedprox"],
+    "attack-backdoor": [{"backdoor": {"share": 0.4, "scale": 2.0}}],
+    "attack-sign_flip-fedvg": [{"sign_flip": {"share": 0.4}}, "fedvg"],
+    "attack-noise": [{"additive_noise": {"sigma": 0.01, "share": 0.4}}],
+    "attack-gaussian": [{"gaussian": {"sigma": 0.01, "share": 0.4}}],
+    "attack-ipm": [{"ipm": {"share": 0.4}}],
+    "attack-min_max": [{"min_max": {"share": 0.4}}],
+    "attack-alie": [{"alie": {"share": 0.4}}],
+    "attack-min_sum": [{"min_sum": {"share": 0.4, "from_round": 1}}],
+    "attack-trimmed_mean": [{"fang": {"share": 0.4}}],
+    "attack-krum": [{"fang": {"against": "krum", "share": 0.4}}],
 }
 
 #: Name -> methods, for the transformer with adapters.

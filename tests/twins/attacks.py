@@ -31,22 +31,22 @@ def perturbation(honest, direction):
     return {"std": -np.std(honest, axis=0), "unit": -mean / np.linalg.norm(mean), "sign": -np.sign(mean)}[direction]
 
 
-def is_hidden(sent, honest, kind):
+def is_hidden(sent, honest, kind, bound=max):
     """Whether what is sent is as near to the honest updates as these are to each other."""
     squared = [[float(np.sum((one - other) ** 2)) for other in honest] for one in honest]
     away = [float(np.sum((sent - one) ** 2)) for one in honest]
     if kind == "min_max":
         return max(away) <= max(max(row) for row in squared)
-    return sum(away) <= max(sum(row) for row in squared)
+    return sum(away) <= bound(sum(row) for row in squared)
 
 
-def largest_hidden(honest, kind, direction, first=50.0, precision=1e-10):
+def largest_hidden(honest, kind, direction, bound=max, first=50.0, precision=1e-10):
     """(vector, gamma): their halving search for the largest gamma with which the vector is hidden."""
     mean, p = np.mean(honest, axis=0), perturbation(honest, direction)
     gamma, step, best = first, first, 0.0
     while step > precision * first:
         step /= 2
-        if is_hidden(mean + gamma * p, honest, kind):
+        if is_hidden(mean + gamma * p, honest, kind, bound):
             best, gamma = gamma, gamma + step
         else:
             gamma -= step

@@ -1,0 +1,132 @@
+"""Attacks by poisoned data: flipped labels and backdoors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from methods.attack import Share, attacked, require
+from raysim.core.method import Batch, Method, Model, RunSizes, ServerView
+
+
+def label_flip(
+    *,
+    share: Share = 0.2,
+    clients: list[int] | None = None,
+    from_round: int = 0,
+    target: int | None = None,
+) -> Method:
+    """Attackers train on classes - 1 - y in place of each label y, or on `target` (Fang et al. 2020, arXiv:1911.11815).
+
+    Args:
+      share: of all clients, drawn once from the seed, rounded to whole clients.
+      clients: ids of the attackers; null: a drawn share.
+      from_round: before this round all clients are honest.
+      target: the class of every example; null: each class becomes its opposite.
+    Raises:
+      ValueError: an option outside of its range.
+    """
+    require("target", target, target is None or target >= 0, "a class, from 0 on")
+
+    def fits(sizes: RunSizes) -> str:
+        return missing_class(target or 0, sizes)
+
+    spoil = partial(flipped, target=target)
+    return attacked(share, clients, from_round, spoil=spoil, fits=fits, needs=["classes"])
+
+
+def backdoor(
+    *,
+    share: Share = 0.2,
+    clients: list[int] | None = None,
+    from_round: int = 0,
+    scale: float = 1.0,
+    target: int = 0,
+    poison: float = 0.5,
+    trigger: int = 3,
+    value: float = 1.0,
+) -> Method:
+    """Attackers put a patch on some images of each batch, which become `target`, and send `scale` times their update.
+
+    Gu et al. 2017 (arXiv:1708.06733); a scale of clients / attackers replaces the model (Bagdasaryan et al., AISTATS 2020,
+    arXiv:1807.00459). In evaluated rounds `success` logs the share of the test rows of other classes that become `target`
+    with the patch.
+
+    Args:
+      share: of all clients, drawn once from the seed, rounded to whole clients.
+      clients: ids of the attackers; null: a drawn share.
+      from_round: before this round all clients are honest.
+      scale: factor of the update, > 0.
+      target: class of the patched images.
+      poison: share of each batch that gets the patch, in (0, 1], rounded up.
+      trigger: side of the patch in the lower right corner, in pixels of the model's input.
+      value: of the patch in all channels, in the units of the model's input: after normalisation.
+    Raises:
+      ValueError: an option outside of its range.
+    """
+    require("scale", scale, scale > 0, "> 0")
+    require("target", target, target >= 0, "a class, from 0 on")
+    require("poison", poison, 0 < poison <= 1, "in (0, 1]")
+    require("trigger", trigger, trigger >= 1, ">= 1")
+    stamp = partial(stamped, size=trigger, value=value)
+
+    def look(server: ServerView) -> None:
+        fooled, rows = map(sum, zip(*server.map_test(partial(_fooled, stamp=stamp), target), strict=True))
+        server.log("success", fooled / max(1, rows))
+
+    def fits(sizes: RunSizes) -> str:
+        if len(sizes.input_shape) != 3 or trigger > min(sizes.input_shape[:2]):
+            return f"a patch of {trigger} x {trigger} does not fit inputs of shape {sizes.input_shape}; lower trigger"
+        return missing_class(target, sizes)
+
+    return attacked(
+        share,
+        clients,
+        from_round,
+        spoil=partial(with_backdoor, stamp=stamp, target=target, poison=poison),
+        send=lambda update, client: scale * update,
+        look=look,
+        fits=fits,
+        needs=["classes", "test-set"],
+    )
+
+
+def missing_class(target: int, sizes: RunSizes) -> str:
+    """Why `target` is no class of the run; empty where it is one."""
+    if target < sizes.num_classes:
+        return ""
+    return f"target {target} is none of the {sizes.num_classes} classes, which count from 0"
+
+
+def flipped(batch: Batch, num_classes: int, *, target: int | None) -> Batch:
+    """The batch with every class turned into its opposite, or into `target`."""
+    if target is None:
+        return batch._replace(targets=num_classes - 1 - batch.targets)
+    return batch._replace(targets=torch.full_like(batch.targets, target))
+
+
+def with_backdoor(
+    batch: Batch, num_classes: int, *, stamp: Callable[[Tensor], Tensor], target: int, poison: float
+) -> Batch:
+    """The batch whose first rows, a share, have the patch and the class `target`; batches are shuffled, so any rows are."""
+    count, targets = math.ceil(poison * len(batch.targets)), batch.targets.clone()
+    targets[:count] = target
+    return Batch(torch.cat([stamp(batch.inputs[:count]), batch.inputs[count:]]), targets)
+
+
+def stamped(images: Tensor, *, size: int, value: float) -> Tensor:
+    """A copy of (B, channels, height, width) with a square in the lower right corner."""
+    images = images.clone()
+    images[..., -size:, -size:] = value
+    return images
+
+
+def _fooled(model: Model, batch: Batch, target: int, *, stamp: Callable[[Tensor], Tensor]) -> tuple[int, int]:
+    """(rows of other classes that become `target` with the patch, all rows of other classes)."""
+    images = batch.inputs[batch.targets != target]
+    is_fooled = model.module(stamp(images)).argmax(1) == target if len(images) else torch.zeros(0)
+    return int(is_fooled.sum()), len(images)

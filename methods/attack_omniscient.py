@@ -1,0 +1,249 @@
+"""Attackers who train after the honest clients and know all honest updates.
+
+An upper bound on real attackers, who know their own updates only. mean, std, min and max are of the honest clients of the
+round, entry by entry, each client once; h honest clients, c attackers, n = h + c. With Poisson sampling c is expected from h;
+with dropout, missing clients count as attackers. Without an honest client in the round attackers send what they trained;
+with one, std is 0 and alie, min_max and min_sum send its update. Honest clients without a step are ignored.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from methods.attack import Share, attacked, require
+from methods.robust_means import krum_scores
+from methods.voters import gram_of, map_voters, squared_distances
+from raysim.core.method import ClientView, Method, ServerView, Value
+
+Direction = Literal["std", "unit", "sign"]
+
+#: Fang et al. 2020: values beyond the honest ones lie within this factor of them; the search for lambda ends below the other.
+BEYOND, SMALLEST = 2.0, 1e-5
+
+
+def alie(
+    *,
+    share: Share = 0.2,
+    clients: list[int] | None = None,
+    from_round: int = 0,
+    z: float | None = None,
+) -> Method:
+    """Attackers send mean - z std (Baruch et al., NeurIPS 2019, arXiv:1902.06156).
+
+    z is the standard normal quantile of (h - s) / h with s = floor(n/2 + 1) - c, s at least 1 and z at least 0. With a z of 0,
+    for too few attackers, they send the honest mean, which is no attack: a warning says so. `z` is logged.
+
+    Args:
+      share: of all clients, drawn once from the seed, rounded to whole clients.
+      clients: ids of the attackers; null: a drawn share.
+      from_round: before this round all clients are honest.
+      z: how many deviations from the mean; null: the largest that the paper's formula allows.
+    Raises:
+      ValueError: an option outside of its range.
+    """
+
+    def craft(server: ServerView, attackers: Tensor) -> dict[str, Tensor]:
+        factor = largest_z(*_counts(server, attackers)) if z is None else z
+        server.log("z", factor)
+        if factor <= 0:
+            warnings.warn("alie sends the honest mean, since its z is 0 for so few attackers; set z", stacklevel=2)
+        mean, std, _, _ = statistics_of(server)
+        return {"vector": mean - factor * std}
+
+    return attacked(share, clients, from_round, craft=craft, send=overheard)
+
+
+def ipm(
+    *,
+    share: Share = 0.2,
+    clients: list[int] | None = None,
+    from_round: int = 0,
+    scale: float = 1.0,
+) -> Method:
+    """Attackers send -scale mean, inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
+
+    Args:
+      share: of all clients, drawn once from the seed, rounded to whole clients.
+      clients: ids of the attackers; null: a drawn share.
+      from_round: before this round all clients are honest.
+      scale: > 0.
+    Raises:
+      ValueError: an option outside of its range.
+    """
+    require("scale", scale, scale > 0, "> 0")
+
+    def craft(server: ServerView, attackers: Tensor) -> dict[str, Tensor]:
+        return {"vector": -scale * statistics_of(server)[0]}
+
+    return attacked(share, clients, from_round, craft=craft, send=overheard)
+
+
+def min_max(
+    *,
+    share: Share = 0.2,
+    clients: list[int] | None = None,
+    from_round: int = 0,
+    direction: Direction = "std",
+) -> Method:
+    """Attackers send mean + gamma p, no farther from an honest update than two honest ones are from each other.
+
+    Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search.
+
+    Args:
+      share: of all clients, drawn once from the seed, rounded to whole clients.
+      clients: ids of the attackers; null: a drawn share.
+      from_round: before this round all clients are honest.
+      direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
+    Raises:
+      ValueError: an option outside of its range.
+    """
+    craft = partial(hidden, direction=direction, bound="max")
+    return attacked(share, clients, from_round, craft=craft, send=overheard)
+
+
+def min_sum(
+    *,
+    share: Share = 0.2,
+    clients: list[int] | None = None,
+    from_round: int = 0,
+    direction: Direction = "std",
+    as_in: Literal["release"] | None = None,
+) -> Method:
+    """Attackers send mean + gamma p, whose squared distances to the honest updates sum up to no more than an honest one's.
+
+    Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search.
+
+    Args:
+      share: of all clients, drawn once from the seed, rounded to whole clients.
+      clients: ids of the attackers; null: a drawn share.
+      from_round: before this round all clients are honest.
+      direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
+      as_in: null, the paper: the largest sum of an honest update is the bound; "release", the authors' notebooks: the smallest.
+    Raises:
+      ValueError: an option outside of its range.
+    """
+    craft = partial(hidden, direction=direction, bound="sum" if as_in is None else "smallest_sum")
+    return attacked(share, clients, from_round, craft=craft, send=overheard)
+
+
+def fang(
+    *,
+    share: Share = 0.2,
+    clients: list[int] | None = None,
+    from_round: int = 0,
+    against: Literal["trimmed_mean", "krum"] = "trimmed_mean",
+) -> Method:
+    """Attackers move every entry against s = sign(mean) (Fang et al., USENIX Security 2020, arXiv:1911.11815).
+
+    Against trimmed_mean, and the median: where s > 0 uniform between min and 2 min, or min / 2 for a min above 0; elsewhere
+    likewise above max. Against krum: -lambda s, lambda halved from Theorem 1's bound until Krum chooses it. Departures: min and
+    max are of updates, not of models; against krum all c attackers send one vector.
+
+    Args:
+      share: of all clients, drawn once from the seed, rounded to whole clients.
+      clients: ids of the attackers; null: a drawn share.
+      from_round: before this round all clients are honest.
+      against: the defence that the attackers expect.
+    Raises:
+      ValueError: an option outside of its range.
+    """
+
+    def craft(server: ServerView, attackers: Tensor) -> dict[str, Tensor]:
+        mean, _, low, high = statistics_of(server)
+        if against == "krum":
+            s = mean.sign()
+            return {"vector": -krum_step(gram_of(server, s), _counts(server, attackers)[1]) * s}
+        # The extreme against the honest direction, and what lies beyond it: twice as far from 0, or half.
+        vector = torch.where(mean > 0, low, high)
+        spread = torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector
+        return {"vector": vector, "spread": spread}
+
+    return attacked(share, clients, from_round, craft=craft, send=overheard)
+
+
+def overheard(update: Tensor, client: ClientView) -> Tensor:
+    """The crafted vector [num_params], plus its spread times a uniform number; the attacker's own update without either."""
+    vector: Tensor = client.overheard.get("vector", update)
+    spread: Tensor | None = client.overheard.get("spread")
+    if spread is None:
+        return vector
+    return vector + spread * torch.rand(len(update), generator=client.generator).to(update.device)
+
+
+def statistics_of(server: ServerView) -> tuple[Tensor, ...]:
+    """(mean, standard deviation, lowest, highest), each [num_params], of the honest updates, without personal leaves."""
+    return tuple(map(server.layout.zero_personal_, torch.cat(map_voters(server, _statistics), dim=1)))
+
+
+def hidden(server: ServerView, attackers: Tensor, *, direction: Direction, bound: str) -> dict[str, Tensor]:
+    """The vector of min_max or min_sum."""
+    mean, std, _, _ = statistics_of(server)
+    p = {"std": -std, "unit": -mean / mean.norm().clamp_min(torch.finfo().tiny), "sign": -mean.sign()}[direction]
+    return {"vector": mean + largest_gamma(gram_of(server, mean, p), bound) * p}
+
+
+def largest_z(num_honest: int, num_attackers: int) -> float:
+    """z_max of Baruch et al. 2019; see `alie` for where the formula has no value."""
+    supporters = (num_honest + num_attackers) // 2 + 1 - num_attackers
+    return NormalDist().inv_cdf(max(0.5, 1 - max(1, supporters) / num_honest))
+
+
+def largest_gamma(gram: Tensor, bound: str) -> float:
+    """The largest gamma >= 0 of min_max or min_sum.
+
+    ||mean + gamma p - u_i||^2 = a_i + 2 b_i gamma + c gamma^2, so the bound is met up to a root.
+
+    Args:
+      gram: (h + 2, h + 2) float64, products of the honest updates, their mean and p.
+      bound: "max" (min_max), "sum" (min_sum), or "smallest_sum" (min_sum as in its authors' code).
+    """
+    h = len(gram) - 2
+    honest = squared_distances(gram[:h, :h])
+    a, b, c = squared_distances(gram)[h, :h], gram[h + 1, h] - gram[h + 1, :h], gram[h + 1, h + 1]
+    sums = honest.sum(1)
+    limit = {"max": honest.max(), "sum": sums.max(), "smallest_sum": sums.min()}[bound]
+    if bound != "max":
+        a, b, c = a.sum(), b.sum(), h * c
+    roots = ((b.square() + c * (limit - a)).clamp_min(0).sqrt() - b) / c
+    return float(roots.min().clamp_min(0)) if c > 0 else 0.0
+
+
+def krum_step(gram: Tensor, num_attackers: int) -> float:
+    """lambda of Fang et al. 2020: -lambda s, sent by all attackers, is what Krum chooses.
+
+    Args:
+      gram: (h + 1, h + 1) float64, products of the honest updates and of s.
+    """
+    h, size = len(gram) - 1, gram[-1, -1].clamp_min(1)
+    nearest = krum_scores(squared_distances(gram[:h, :h]), 0).min() if h > 1 else torch.tensor(0.0)
+    # Theorem 1.
+    bound = (nearest / (max(1, h - num_attackers - 1) * size)).sqrt() + (gram.diagonal()[:h].max() / size).sqrt()
+    step, rows = float(bound), [*range(h), *[h] * num_attackers]
+    products, factors = gram[rows][:, rows], torch.ones(len(rows), dtype=gram.dtype)
+    while step > SMALLEST:
+        factors[h:] = -step
+        if krum_scores(squared_distances(products * torch.outer(factors, factors)), num_attackers).argmin() >= h:
+            break
+        step /= 2
+    return step
+
+
+def _statistics(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
+    """(4, width): mean, standard deviation, lowest and highest of some columns."""
+    exact = block.double()
+    low, high = exact.aminmax(dim=0)
+    return torch.stack([exact.mean(0), exact.std(0, correction=0), low, high]).float()
+
+
+def _counts(server: ServerView, attackers: Tensor) -> tuple[int, int]:
+    """(honest clients, attackers) of the round, of whose clients the view has the honest ones."""
+    honest, attacking = len(server.clients), len(attackers)
+    if server.sampling == "fixed":
+        return honest, max(1, server.cohort_size - honest)
+    return honest, max(1, round(honest * attacking / (server.population - attacking)))
