@@ -115,7 +115,7 @@ def sign_flip(
       share: of all clients, drawn once from the seed, rounded to whole clients.
       clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
-      scale: > 0.
+      scale: factor of the update, > 0.
     Raises:
       ValueError: an option outside of its range.
     """

@@ -72,7 +72,7 @@ def ipm(
       share: of all clients, drawn once from the seed, rounded to whole clients.
       clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
-      scale: > 0.
+      scale: factor of the mean, > 0.
     Raises:
       ValueError: an option outside of its range.
     """

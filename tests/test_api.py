@@ -131,7 +131,6 @@ def test_a_function_without_a_module_travels_by_value(settings):
         raysim.tune(settings, tune={"param_space": axis})
 
 
-@pytest.mark.essential
 @pytest.mark.usefixtures("ray_cluster")
 def test_functions_and_methods_by_value_give_the_same_bits_on_ray(settings):
     def local_method() -> Method:

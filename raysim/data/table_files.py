@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 #: Numbers that pandas reads as words -> (what they are, how to write them).
 WRITTEN_NUMBERS = {
-    re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?|-?\d+,\d*|-?,\d+"): (
-        "a number with a comma",
+    re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d+,\d*|[-+]?,\d+|[-+]?\d{1,3}(\.\d{3}){2,}(,\d*)?"): (
+        "a number with a comma or several points",
         "write decimal points, and nothing between thousands",
     ),
-    re.compile(r"-?[\d.,]+\s*%"): ("a percentage", "write it as a number without the sign"),
+    re.compile(r"[-+]?[\d.,]+\s*%"): ("a percentage", "write it as a number without the sign"),
 }
 DATES = {
     re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?"): (

@@ -204,6 +204,8 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         ("a,y , y\n1,0,0\n2,1,1\n", {"target": "y"}, "the column 'y' stands twice"),
         ('a,y\n"1,5",0\n2,1\n', {"target": "y"}, r"'1,5' is a number with a comma.*column 'a', row 1"),
         ('a,y\n3,0\n"1,234,567",1\n', {"target": "y"}, r"'1,234,567' is a number with a comma.*row 2"),
+        ("a,y\n3,0\n1.234.567,1\n", {"target": "y"}, r"'1.234.567' is a number with .* several points.*row 2"),
+        ("a,y\n3,0\n+5%,1\n", {"target": "y"}, r"'\+5%' is a percentage.*row 2"),
         ("a,y\n3,0\n12.5%,1\n", {"target": "y"}, r"'12.5%' is a percentage.*row 2\. Write it as a number"),
         ("a,y\n2024-01-31,0\n2024-02-01,1\n", {"target": "y"}, r"'2024-01-31' is a date.*Write numbers, such as days"),
         ("a,y\nx,0\n31.1.2024,1\n", {"target": "y"}, r"'31.1.2024' is a date.*row 2"),

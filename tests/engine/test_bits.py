@@ -78,6 +78,7 @@ def test_a_sum_in_many_parts_gives_the_same_bits_too(name, root, ray_pools, monk
     assert [run(plan, root, pool).params_sha256() for pool in (None, ray_pools(plan)[1])] == [expected] * 2
 
 
+@pytest.mark.slow
 def test_different_methods_give_different_results(root):
     digests = {name: serial_digest(name, "batch", root) for name in CNN_CASES}
     assert len(set(digests.values())) == len(digests), digests

@@ -101,9 +101,11 @@ def outward_addresses():
     return [*outward, "127.0.0.2"]  # who listens at 0.0.0.0 is reached there, too, on a machine without a network
 
 
-@pytest.mark.essential
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "number"), [("ray", signal.SIGKILL), ("serial", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("backend", "number"),
+    [("ray", signal.SIGKILL), pytest.param("serial", signal.SIGTERM, marks=pytest.mark.essential)],
+)
 def test_killed_driver_resumes_to_the_same_bits(backend, number, root, tmp_path):
     raw = write_config(tmp_path / "run.yaml", root, tmp_path, backend)
     folder = tmp_path / "runs" / "killed"

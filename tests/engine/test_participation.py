@@ -77,7 +77,6 @@ def test_a_reported_vector_that_is_not_finite_counts_as_such_an_update(root):
         server_with(root, probe(report=report)).run_round(0)
 
 
-@pytest.mark.essential
 @pytest.mark.slow
 @pytest.mark.parametrize("methods", [[], ["fedvg"]])
 def test_stragglers_and_dropouts_give_the_same_bits_on_ray(methods, root, ray_pools):

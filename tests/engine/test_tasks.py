@@ -107,6 +107,7 @@ def test_any_number_of_trainers_gives_the_same_bits_and_scores(task, folder, roo
     assert [outcome(pool) for pool in ray_pools(plan)] == [expected] * 3
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_tokens_resumes_to_the_same_bits(folder, tmp_path):
     kills = {"tests.support.toys:kills_worker": {"marker": str(tmp_path / "killed"), "round_index": 3}}
     raw = task_config(folder, "tokens", ["scaffold", kills], rounds=5, checkpoint={"every_s": 0})
