@@ -67,15 +67,15 @@ def conflicts(
     counts = Counter(method.name for method in methods)
     faults = [f"{name} is listed twice; list it once" for name, count in counts.items() if count > 1]
     for method in methods:
-        for need in sorted(method.needs - set(available)):
-            faults.append(f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}")
-        for claim in sorted(method.claims):
+        lacking = sorted(method.needs - set(available))
+        faults += [f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}" for need in lacking]
+        for claim in [] if lacking else sorted(method.claims):
             if not any(_covers(claim, resource) for resource in resources):
                 nothing = f"{method.name} claims {claim}, but this run trains and shares nothing of that name"
                 faults.append(f"{nothing}: {_known(claim, resources)}")
     faults += exclusions(methods)
     for first, second in combinations([m for m in methods if not m.is_phase], 2):
-        faults += _clashes(first, second, resources)
+        faults += [] if exclusions((first, second)) else _clashes(first, second, resources)
     return faults
 
 

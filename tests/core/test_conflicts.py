@@ -70,6 +70,12 @@ def test_needs_name_the_remedy(root):
     assert "local.nesterov" in faults_of(root, ["scaffold"], local={"momentum": 0.9, "nesterov": True})[0]
 
 
+@pytest.mark.parametrize("methods", [["livar"], ["krum", "dp"]])
+def test_one_cause_is_one_fault(root, methods):
+    """LIVAR without adapters claims nothing, too; Krum decides weights, which dp excludes."""
+    assert len(faults_of(root, methods)) == 1
+
+
 def test_claims_match_only_what_is_trained_and_shared(root):
     plan = plan_of(root)
     resources = resources_of(plan.layout)

@@ -240,8 +240,8 @@ def test_sum_and_count_together_cost_what_the_noise_says(noise, size):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (["dp", "fedvg"], "dp and fedvg both decide weights"),
-        (["dp", "fisher"], "dp and fisher both decide"),
+        (["dp", "fedvg"], "fedvg cannot run beside dp because of its .report."),
+        (["dp", "fisher"], "fisher cannot run beside dp because of its .report."),
         (["scaffold", "dp"], "scaffold cannot run beside dp because of its `report`: what its clients report"),
         (["dp", "fednova"], "fednova cannot run beside dp because of its `report`"),
         (["dp", "fedadam"], "fedadam cannot run beside dp because of its `server_update`"),
