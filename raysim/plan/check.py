@@ -162,9 +162,6 @@ def inspect_model(
     return spec, layout_for(config.model, spec, ()), text_of(architecture.build).partition("\n")[0]
 
 
-# --- the configuration ------------------------------------------------------------------------------------------------
-
-
 def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list[Fault]]:
     """(configuration, methods, faults); where keys have faults, the others still count, with defaults for these."""
     config, faults = parse_config(raw)
@@ -174,12 +171,6 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
     if config is None:
         config, _ = parse_config(without(raw, faults))
     return (None if config is None else located(config)), methods, faults
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-# --- training and stopping --------------------------------------------------------------------------------------------
 
 
 def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
@@ -205,9 +196,6 @@ def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_tes
     if conditions and phase:
         text = f"{phase} works after the last round, so that round must be known; drop one of the two"
         yield Fault("stop", text)
-
-
-# --- the model, and the methods on it ---------------------------------------------------------------------------------
 
 
 @cached_by_value

@@ -122,8 +122,6 @@ def _how_to_prepare(name: str, root: Path) -> str:
     return f"run {make}, which {files}; or correct data.root"
 
 
-# --- the partition ----------------------------------------------------------------------------------------------------
-
 #: A set's file, checksum, names of outputs, and shape of an input: a partition depends on no more of a set.
 _Source = tuple[Path, str, tuple[str, ...], tuple[int, ...]]
 

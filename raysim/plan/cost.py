@@ -91,9 +91,6 @@ class Rates:
     down_mb: float
 
 
-# --- counts -----------------------------------------------------------------------------------------------------------
-
-
 def cost_of(plan: Plan) -> RunCost:
     """What a plan does, counted from the sizes of its clients."""
     config, phases = plan.config, make_phases(plan.config, plan.methods)
@@ -151,9 +148,6 @@ def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_sing
     """Images in the local steps of a client: the last batch of an epoch may be short."""
     batches = [end - start for start, end in batch_bounds(num_examples, settings.batch_size, skip_single=skips_single)]
     return 0 if not batches else steps // len(batches) * sum(batches) + sum(batches[: steps % len(batches)])
-
-
-# --- seconds ----------------------------------------------------------------------------------------------------------
 
 
 def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates, ...]:

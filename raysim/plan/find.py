@@ -163,9 +163,6 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
 
 
-# --- checks of what is the user's own, and the sets that its readers make -----------------------------------------------
-
-
 def check_own(config: Config) -> list[Fault]:
     """Faults of the user's own functions in the data and partition groups, before any of them is called."""
     data, preprocess = config.data, config.data.preprocess
@@ -262,8 +259,6 @@ def find_logger(spec: object, key: str) -> tuple[Callable[..., object], Settings
     parsed, faults = parse_options(make, options, f"{key}.{name}")
     return faults or (make, parsed)
 
-
-# --- `raysim.methods.fedprox(mu=0.1)`: methods with options, checked where they are written ------------------------------
 
 #: A method with its options as a configuration has it.
 Spec = dict[str, dict[str, object]]

@@ -81,9 +81,6 @@ class CalibrationPlan:
         return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
 
 
-# --- planning ---------------------------------------------------------------------------------------------------------
-
-
 def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
     """All pairs with everything checked: nothing has been started or written.
 
@@ -154,9 +151,6 @@ def _holds_adapters(pretrained: str | None) -> bool:
     return False
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
     """Run what is not finished, as trials side by side, as many as there is room for.
 
@@ -204,9 +198,6 @@ def _is_finished(plan: Plan) -> bool:
         faults = [Fault("data", f"the set changed since that run; choose another name, or delete {run.path}")]
     refuse(faults, "going on with a calibration")
     return True
-
-
-# --- what the runs say ------------------------------------------------------------------------------------------------
 
 
 def rows_of(plan: CalibrationPlan) -> pd.DataFrame:

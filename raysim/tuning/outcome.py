@@ -177,9 +177,6 @@ def _as_run(trial: SweepTrial) -> dict[str, object]:
     return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
 
 
-# --- trials that repeat another one -----------------------------------------------------------------------------------
-
-
 def fill_twins(sweep: Sweep) -> None:
     """Copy the results of finished trials to the trials that repeat them, under their own labels."""
     for trial in sweep.trials:

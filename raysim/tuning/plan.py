@@ -79,9 +79,6 @@ class Sweep:
         return replace(self, trials=(*self.trials, *trials), refused={**self.refused, **refused})
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def read_sweep(path: Path | None, overrides: Sequence[str] = (), *, is_scaled: bool = False) -> dict[str, Any]:
     """The raw configuration of a sweep; in overrides `a.b=1,2` is a grid and `a.b=[1,2]` one list.
 
@@ -117,9 +114,6 @@ def _chosen(key: str, part: str, labels: Sequence[object]) -> list[object]:
         return [part]
     (value,) = parse_overrides([f"{key.rpartition('.')[2]}={part}"]).values()  # a fault names the last part of the key
     return value if labels and isinstance(value, list) else [value]
-
-
-# --- planning ---------------------------------------------------------------------------------------------------------
 
 
 def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:

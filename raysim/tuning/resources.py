@@ -26,9 +26,6 @@ Bundle = dict[str, float]
 NONE: dict[str, Callable[..., object]] = {}
 
 
-# --- bundles ----------------------------------------------------------------------------------------------------------
-
-
 def bundles_of(config: Config, gpus: float, *, may_grow: bool = False) -> list[Bundle]:
     """The placement group of a trial: what its driver, and then each trainer, reserves.
 
@@ -92,9 +89,6 @@ def nodes_with_room(sweep: Sweep, say: Callable[[str], None]) -> list[Bundle]:
             find = partial(find_room, bundles[0], len(bundles), least=len(bundles), placement=wanted.placement)
             find(wait_s=wanted.wait_s, say=say, may_grow=True)
     return ray_nodes()
-
-
-# --- schedulers and callbacks ----------------------------------------------------------------------------------------
 
 
 def make_scheduler(sweep: Sweep) -> TrialScheduler:
