@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/raysim run configs/quickstart.yaml
 
 # Several processes, each with a Ray of its own: much of the time they wait for it.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) -m 'not cluster and not long'

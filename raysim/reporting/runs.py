@@ -86,7 +86,7 @@ class ReportedRun:
     @property
     def is_joint(self) -> bool:
         """Whether one client had all examples: nothing was federated."""
-        return bool(self.settings["partition.scheme"] == "joint")
+        return bool(self.settings.get("partition.scheme") == "joint")
 
 
 def find_runs(paths: Sequence[Path]) -> list[ReportedRun]:

@@ -249,7 +249,7 @@ def test_fedvg_scores_what_attackers_send(root):
     groups = {"partition": {"scheme": "iid", "num_clients": 10}, "cohort": {"size": 10}}
     turned = {"sign_flip": {"share": 0.2, "scale": 4.0}}
     server = server_on(plan_of(root, [turned, "fedvg"], **groups), root)
-    bad = server.crowd("sign_flip").drawn(0.2)
+    bad = server.crowd("attack").drawn(0.2)
     assert len(bad) == 2
     for index in range(3):
         columns = server.run_round(index).clients

@@ -34,7 +34,7 @@ REPEATS = {"livar/table_1": 4, "livar/table_2": 4, "studies/livar_digits": 5}
 #: Pairs of the map of combinations that cannot run together.
 REFUSED: dict[str, set[tuple[str, str]]] = {
     "studies/combinations": {("CCVR", "Freeze")},
-    "studies/corner": {("DP", "SCAFFOLD"), ("DP", "FLFA"), ("DP", "ALIE")},
+    "studies/corner": {("DP", "SCAFFOLD"), ("DP", "FLFA"), ("DP", "ALIE"), ("DP", "ALIE-z-1.5")},
 }
 
 
