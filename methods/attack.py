@@ -17,10 +17,13 @@ from raysim.core.method import Batch, ClientView, Crowd, GradFn, Method, RunSize
 #: Option of every attack: the share of the clients that attack.
 Share = Annotated[float, counts_with("clients", None)]
 
+#: Option of every attack: the ids of the attackers.
+Clients = list[int] | None
+
 
 def attacked(
     share: float,
-    clients: list[int] | None,
+    clients: Clients,
     from_round: int,
     *,
     spoil: Callable[[Batch, int], Batch] | None = None,
@@ -106,9 +109,7 @@ def whole(values: Tensor, client: ClientView) -> Update:
     return Update(values, 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer))
 
 
-def sign_flip(
-    *, share: Share = 0.2, clients: list[int] | None = None, from_round: int = 0, scale: float = 1.0
-) -> Method:
+def sign_flip(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, scale: float = 1.0) -> Method:
     """Attackers send their update turned around: -scale u (Li et al. 2019, arXiv:1811.03761).
 
     Args:
@@ -123,9 +124,7 @@ def sign_flip(
     return attacked(share, clients, from_round, send=lambda update, client: -scale * update)
 
 
-def gaussian(
-    *, share: Share = 0.2, clients: list[int] | None = None, from_round: int = 0, sigma: float = 0.1
-) -> Method:
+def gaussian(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, sigma: float = 0.1) -> Method:
     """Attackers send N(0, sigma^2) in place of their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:
@@ -140,9 +139,7 @@ def gaussian(
     return attacked(share, clients, from_round, send=lambda update, client: noise_of(update, client, sigma))
 
 
-def additive_noise(
-    *, share: Share = 0.2, clients: list[int] | None = None, from_round: int = 0, sigma: float = 0.1
-) -> Method:
+def additive_noise(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, sigma: float = 0.1) -> Method:
     """Attackers add N(0, sigma^2) to their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:

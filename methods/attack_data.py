@@ -9,16 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from methods.attack import Share, attacked, require
+from methods.attack import Clients, Share, attacked, require
 from raysim.core.method import Batch, Method, Model, RunSizes, ServerView
 
 
 def label_flip(
-    *,
-    share: Share = 0.2,
-    clients: list[int] | None = None,
-    from_round: int = 0,
-    target: int | None = None,
+    *, share: Share = 0.2, clients: Clients = None, from_round: int = 0, target: int | None = None
 ) -> Method:
     """Attackers train on classes - 1 - y in place of each label y, or on `target` (Fang et al. 2020, arXiv:1911.11815).
 
@@ -42,7 +38,7 @@ def label_flip(
 def backdoor(
     *,
     share: Share = 0.2,
-    clients: list[int] | None = None,
+    clients: Clients = None,
     from_round: int = 0,
     scale: float = 1.0,
     target: int = 0,
@@ -126,7 +122,7 @@ def stamped(images: Tensor, *, size: int, value: float) -> Tensor:
 
 
 def _fooled(model: Model, batch: Batch, target: int, *, stamp: Callable[[Tensor], Tensor]) -> tuple[int, int]:
-    """(rows of other classes that become `target` with the patch, all rows of other classes)."""
+    """Return (number of images that the patch turns into class `target`, number of images), both without images of `target`."""
     images = batch.inputs[batch.targets != target]
     is_fooled = model.module(stamp(images)).argmax(1) == target if len(images) else torch.zeros(0)
     return int(is_fooled.sum()), len(images)

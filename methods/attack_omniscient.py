@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.attack import Share, attacked, require
+from methods.attack import Clients, Share, attacked, require
 from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
 from raysim.core.method import ClientView, Method, ServerView, Value
@@ -27,13 +27,7 @@ Direction = Literal["std", "unit", "sign"]
 BEYOND, SMALLEST = 2.0, 1e-5
 
 
-def alie(
-    *,
-    share: Share = 0.2,
-    clients: list[int] | None = None,
-    from_round: int = 0,
-    z: float | None = None,
-) -> Method:
+def alie(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, z: float | None = None) -> Method:
     """Attackers send mean - z std (Baruch et al., NeurIPS 2019, arXiv:1902.06156).
 
     z is the standard normal quantile of (h - s) / h with s = floor(n/2 + 1) - c, s at least 1 and z at least 0. With a z of 0,
@@ -59,13 +53,7 @@ def alie(
     return attacked(share, clients, from_round, craft=craft, send=overheard)
 
 
-def ipm(
-    *,
-    share: Share = 0.2,
-    clients: list[int] | None = None,
-    from_round: int = 0,
-    scale: float = 1.0,
-) -> Method:
+def ipm(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, scale: float = 1.0) -> Method:
     """Attackers send -scale mean, inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
 
     Args:
@@ -85,11 +73,7 @@ def ipm(
 
 
 def min_max(
-    *,
-    share: Share = 0.2,
-    clients: list[int] | None = None,
-    from_round: int = 0,
-    direction: Direction = "std",
+    *, share: Share = 0.2, clients: Clients = None, from_round: int = 0, direction: Direction = "std"
 ) -> Method:
     """Attackers send mean + gamma p, no farther from an honest update than two honest ones are from each other.
 
@@ -110,7 +94,7 @@ def min_max(
 def min_sum(
     *,
     share: Share = 0.2,
-    clients: list[int] | None = None,
+    clients: Clients = None,
     from_round: int = 0,
     direction: Direction = "std",
     as_in: Literal["release"] | None = None,
@@ -135,7 +119,7 @@ def min_sum(
 def fang(
     *,
     share: Share = 0.2,
-    clients: list[int] | None = None,
+    clients: Clients = None,
     from_round: int = 0,
     against: Literal["trimmed_mean", "krum"] = "trimmed_mean",
 ) -> Method:

@@ -33,7 +33,7 @@ def norm_bounding(*, bound: float | None = None) -> Method:
     Raises:
       ValueError: bound <= 0.
     """
-    voters.refuse_low("norm_bounding", bound=1.0 if bound is None else bound)
+    voters.refuse_out_of_range("norm_bounding", bound=1.0 if bound is None else bound)
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
         if not bool(server.is_active.any()):
@@ -123,7 +123,7 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
     Raises:
       ValueError: an option out of range.
     """
-    voters.refuse_low("sign_guard", lower=lower, upper=upper, share=share)
+    voters.refuse_out_of_range("sign_guard", lower=lower, upper=upper, share=share)
     if lower > upper or share > 1:
         what = f"lower must be <= upper and share <= 1, got {lower}, {upper} and {share}"
         raise ValueError(f"sign_guard: {what}; the paper has 0.1, 3 and 0.1")
@@ -169,7 +169,7 @@ def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_00
       MethodError: in a round, so few clients that all would be left out.
     """
     count_of = voters.counter("dnc", "attackers", attackers)
-    voters.refuse_low("dnc", iterations=iterations, coordinates=coordinates)
+    voters.refuse_out_of_range("dnc", iterations=iterations, coordinates=coordinates)
 
     def measure(server: ServerView) -> list[Tensor]:
         return [gram_of(server, share=coordinates / len(server.start)) for _ in range(iterations)]

@@ -73,7 +73,7 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
     Raises:
       ValueError: an option out of range.
     """
-    voters.refuse_low("geometric_median", iterations=iterations, smoothing=smoothing)
+    voters.refuse_out_of_range("geometric_median", iterations=iterations, smoothing=smoothing)
 
     def decide(gram: Tensor, server: ServerView) -> Tensor:
         alpha = share = normalised(server.num_examples[server.is_active].double())
@@ -103,7 +103,7 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     Raises:
       ValueError: an option out of range.
     """
-    voters.refuse_low("centered_clipping", tau=tau, iterations=iterations)
+    voters.refuse_out_of_range("centered_clipping", tau=tau, iterations=iterations)
 
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
         gram = gram_of(server, state["center"])
@@ -140,7 +140,7 @@ def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
       MethodError: in a round, too few clients: n < 2f + 3 or n < f + m.
     """
     count_of = voters.counter("krum", "attackers", attackers)
-    voters.refuse_low("krum", select=select)
+    voters.refuse_out_of_range("krum", select=select)
 
     mend = "lower attackers or select"
 

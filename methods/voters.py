@@ -149,8 +149,8 @@ def counter(name: str, option: str, value: float, below: float = 1.0) -> Callabl
     return lambda num: int(value) if value >= 1 else math.ceil(value * num - 1e-9)  # 0.07 * 100 is above 7
 
 
-def refuse_low(name: str, **options: float) -> None:
-    """Raise ValueError for an option that is not above 0, and for iterations that would take hours."""
+def refuse_out_of_range(name: str, **options: float) -> None:
+    """Raise ValueError for an option that is not above 0, or more than 100,000 iterations, which would take hours."""
     if options.get("iterations", 1) > 100_000:
         raise ValueError(f"{name}: iterations must be at most 100000, got {options['iterations']}")
     for option, value in options.items():

@@ -1,7 +1,7 @@
 """The configuration: one typed schema, read from YAML and `a.b=c` overrides, all faults at once."""
 
 from raysim.config.faults import nearest, parse_options
-from raysim.config.method_lists import method_names, methods_label
+from raysim.config.method_lists import methods_label
 from raysim.config.places import (
     JOB_VARIABLE,
     data_cache,

@@ -7,14 +7,9 @@ from collections.abc import Mapping, Sequence
 from raysim.base.settings import Settings
 
 
-def method_names(specs: Sequence[str | Settings]) -> list[str]:
-    """The names in a list of methods."""
-    return [str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs]
-
-
 def methods_label(specs: Sequence[str | Settings]) -> str:
-    """What a list of methods is called: "fedprox + fedvg"; fedavg if it is empty."""
-    return " + ".join(method_names(specs)) or "fedavg"
+    """Return the label of a list of methods: "fedprox + fedvg"; "fedavg" for an empty list."""
+    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs) or "fedavg"
 
 
 def methods_text(specs: Sequence[object]) -> str:

@@ -49,12 +49,22 @@ def causal_architecture(name: str) -> Architecture:
 
 
 def _indexed(path: Path) -> set[str]:
-    """The files of weights that the index of a folder names; empty without an index."""
-    try:
-        index = read_json(path / INDEX) if (path / INDEX).is_file() else {"weight_map": {}}
-        return set(map(str, index["weight_map"].values()))  # type: ignore[index]  # checked here
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise LookupError(f"{path / INDEX} is no index of weights; save the model with save_pretrained") from error
+    """Return the names of the weight files in the index of a folder; an empty set without an index.
+
+    Raises:
+      LookupError: the index maps no weights to files.
+    """
+    file = path / INDEX
+    index: object = {"weight_map": {}}
+    if file.is_file():
+        try:
+            index = read_json(file)
+        except (OSError, ValueError):
+            index = None
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict):
+        raise LookupError(f"{file} is no index of weights; save the model with save_pretrained")
+    return set(map(str, files.values()))
 
 
 def with_whole_path(name: str) -> str:

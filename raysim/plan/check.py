@@ -174,7 +174,7 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
 
 
 def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
-    """What would let every client end as it began, or has no effect on this network."""
+    """Yield settings of training that have no effect on the network, or leave no client a step to train with."""
     skeleton = cached_skeleton(spec)
     if config.model.channels_last is True and all(p.dim() != 4 for p in skeleton.parameters()):
         yield Fault("model.channels_last", f"has no effect: {spec.name} has no convolution over images; drop it")

@@ -23,9 +23,15 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> 
 
 
 def class_scores(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> tuple[float, float]:
-    """Balanced accuracy, the mean recall of the classes that occur, and macro F1, over those that occur or are predicted.
+    """Return balanced accuracy and macro F1, as scikit-learn defines them.
 
-    Both are NaN without an example. labels, predictions: (n,) integers below num_classes.
+    Balanced accuracy is the mean recall over classes with an example; macro F1 is the mean F1 over classes with an example or
+    a prediction. Time and memory grow with the number of classes, not with its square as for `confusion`.
+
+    Args:
+      labels, predictions: (n,) integers from 0 to num_classes - 1.
+    Returns:
+      (balanced accuracy, macro F1), both in [0, 1]; NaN for n = 0.
     """
     true, predicted, right = (
         np.bincount(each, minlength=num_classes) for each in (labels, predictions, labels[labels == predictions])
