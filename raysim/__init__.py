@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from raysim.api import arrays as arrays
     from raysim.api import report as report
     from raysim.api import run as run
+    from raysim.api import table as table
     from raysim.api import tune as tune
+    from raysim.base.errors import ConfigError as ConfigError
+    from raysim.base.errors import DataError as DataError
+    from raysim.base.errors import OwnCodeError as OwnCodeError
+    from raysim.base.errors import RaysimError as RaysimError
     from raysim.core.method import Method as Method
     from raysim.engine.round_metrics import RoundRecord as RoundRecord
     from raysim.plan.find import methods as methods
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
     from raysim.running.results import load as load
     from raysim.training.tasks import Task as Task
 
-_HOMES = dict.fromkeys(("run", "tune", "report", "arrays"), "raysim.api")
+_HOMES = dict.fromkeys(("run", "tune", "report", "arrays", "table"), "raysim.api")
+_HOMES |= dict.fromkeys(("RaysimError", "ConfigError", "DataError", "OwnCodeError"), "raysim.base.errors")
 _HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.running.results") | {"methods": "raysim.plan.find"}
 _HOMES |= {"Report": "raysim.reporting.report", "RoundRecord": "raysim.engine.round_metrics"}
 _HOMES |= {"Method": "raysim.core.method", "Task": "raysim.training.tasks"}

@@ -25,6 +25,7 @@ from raysim.running.results import Run, Runs
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
 
     from raysim.data.arrow import SetInfo
     from raysim.engine.round_metrics import RoundRecord
@@ -173,6 +174,50 @@ def arrays(
     contents = array_contents(inputs, targets, name, classes, domains, splits, task, vocabulary)
     path = set_path(path_to_write(root), name)
     return write_set(path, name, contents.classes, contents.batches, "arrays", **contents.about)
+
+
+def table(
+    frame: pd.DataFrame,
+    *,
+    name: str,
+    target: str | Sequence[str],
+    domains: str | None = None,
+    task: Literal["classes", "labels", "regression"] | None = None,
+    drop: Sequence[str] = (),
+    missing: Literal["drop", "mean", "median", "word"] | None = None,
+    missing_target: Literal["drop"] | None = None,
+    dates: Literal["ymd", "dmy", "mdy"] | None = None,
+    codes: bool = False,
+    root: str | Path = "data",
+) -> SetInfo:
+    """Write a pandas DataFrame as a prepared set, as `raysim prepare table` writes a CSV file. `reading` of the result says how
+    each column was read.
+
+    Args:
+      target: the column to be predicted, or several: labels or numbers.
+      domains: the column with the domain of each row; drop: columns that are not read.
+      task: needed where the target does not make it clear, such as many different whole numbers.
+      missing: "drop" leaves rows with a missing value out; "mean" and "median" fill in columns of numbers, and columns of words
+        with the most frequent word; "word" is as "median", and a missing word is a word of its own.
+      missing_target: "drop" leaves rows without a target or a domain out.
+      dates: the order of year, month and day in columns of words that hold dates; they become days since 1970-01-01.
+      codes: words are numbered, instead of one column a word.
+      root: folder of prepared sets, `data.root`.
+    Raises:
+      DataError: as `raysim prepare table`.
+    """
+    from raysim.data.reader_api import ReaderOptions
+    from raysim.data.readers.tables import frame_contents
+
+    refuse_others("name", name, str)
+    refuse_others("root", root, str | Path)
+    targets = [target] if isinstance(target, str) else list(target)
+    options = ReaderOptions(
+        domains=domains, task=task, drop=drop, missing=missing, missing_target=missing_target, dates=dates, codes=codes
+    )
+    contents = frame_contents(frame, targets, options)
+    path = set_path(path_to_write(root), name)
+    return write_set(path, name, contents.classes, contents.batches, "a pandas DataFrame", **contents.about)
 
 
 def _refuse_other_arguments(name: str, function: Callable[..., object], given: str) -> None:

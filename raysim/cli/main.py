@@ -199,7 +199,12 @@ def prepare(
     size: Annotated[int | None, Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
     count: Annotated[int | None, Option(help="shapes: number of images")] = None,
     seed: Annotated[int | None, Option(help="shapes: seed of the drawings")] = None,
-    domains: Annotated[str | None, Option(help="shapes: number of styles; text: speakers")] = None,
+    domains: Annotated[
+        str | None,
+        Option(
+            help="table: the column with each row's domain; text: speakers, files or folders; shapes: number of styles"
+        ),
+    ] = None,
     use_ray: Annotated[bool, Option("--ray", help="decode image files on Ray Data")] = False,
     resize: Annotated[
         Literal["crop", "squash"] | None,
@@ -211,13 +216,26 @@ def prepare(
     target: Annotated[
         str | None, Option(metavar="COLUMN[,COLUMN ...]", help="table: what is predicted; several: labels or numbers")
     ] = None,
-    domain: Annotated[str | None, Option(metavar="COLUMN", help="table: which domain a row is from")] = None,
     task: Annotated[
         Literal["classes", "labels", "regression"] | None, Option(help="table: where --target does not make it clear")
     ] = None,
+    drop: Annotated[
+        str | None,
+        Option(metavar="COLUMN[,COLUMN ...]", help="table: columns that are not read, such as a number of rows"),
+    ] = None,
     missing: Annotated[
-        Literal["drop", "mean"] | None,
-        Option(help="table: leave rows with missing values out, or fill in the mean, or the most frequent word"),
+        Literal["drop", "mean", "median", "word"] | None,
+        Option(
+            help="table: drop rows with a missing value; or fill in the mean or median of a column of numbers and the most "
+            "frequent word of a column of words; word: as median, and a missing word is a word of its own"
+        ),
+    ] = None,
+    missing_target: Annotated[
+        Literal["drop"] | None, Option("--missing-target", help="table: drop rows without a target or a domain")
+    ] = None,
+    dates: Annotated[
+        Literal["ymd", "dmy", "mdy"] | None,
+        Option(help="table: read dates as days since 1970-01-01; the order of year, month and day in them"),
     ] = None,
     codes: Annotated[bool, Option("--codes", help="table: number words, instead of one column a word")] = False,
     length: Annotated[int | None, Option(min=1, help="text: characters of a sequence; 80 if not given")] = None,
@@ -228,7 +246,21 @@ def prepare(
 
     styles = int(domains) if domains is not None and domains.lstrip("-").isdecimal() else domains
     options = ReaderOptions(
-        size, download, count, seed, styles, resize, interpolation, target, domain, task, missing, codes, length
+        size,
+        download,
+        count,
+        seed,
+        styles,
+        resize,
+        interpolation,
+        target,
+        task,
+        drop,
+        missing,
+        missing_target,
+        dates,
+        codes,
+        length,
     )
     prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 

@@ -128,6 +128,8 @@ def _print_set(info: SetInfo, root: Path) -> None:
     if info.name in FACTS and info.read_from:  # older versions did not check, nor write down what they read
         parts = "examples, classes, pixels" if info.is_images and not info.resize else "examples, classes"
         out.print(f"checked: {parts} as in {FACTS[info.name].source}", markup=False)
+    if info.reading:
+        out.print(f"columns: {info.reading}", markup=False)
     if info.left_out:
         out.print(f"left out: {info.left_out}", markup=False)
     if info.resize:

@@ -95,6 +95,13 @@ class DataGroup(Group):
         lt=1,
         counts=counts_without("data.split", "file"),
     )
+    fraction: float = key(
+        1.0,
+        "part of the training rows that is used, stratified by class and drawn by partition.seed: up to 1 a fraction, above 1 a "
+        "number of rows",
+        gt=0,
+        counts=counts_without("data.split_within_clients", True),
+    )
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
     unseen_clients: float = key(
         0.0,
@@ -117,6 +124,10 @@ class DataGroup(Group):
         "none",
         "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows, of all rows "
         "where the set has no split of its own",
+    )
+    scale_targets: bool = key(
+        True,
+        "regression: the loss is that of (y - mean) / deviation, by the clients' training rows; metrics keep the target's units",
     )
     resize: int | None = key(None, "height and width of the resized images", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(

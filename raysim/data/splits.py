@@ -148,13 +148,17 @@ def arrange(
     return rows[order], labels[order]
 
 
-def subset(labels: np.ndarray, fraction: float, rng: Generator) -> np.ndarray:
-    """Positions, rising: a fraction of the rows (rounded down, at least one) with nearly the same class proportions."""
-    if fraction == 1.0:
+def subset(labels: np.ndarray, part: float, rng: Generator) -> np.ndarray:
+    """Positions, rising, of a part of the rows with nearly the same class proportions.
+
+    Args:
+      part: up to 1: a fraction, rounded down, at least one row; above 1: a number of rows.
+    """
+    if part == 1.0:
         return np.arange(len(labels))
     order = rng.permutation(len(labels))
     order = order[stratified_order(labels[order])]
-    return np.sort(order[: max(1, int(len(labels) * fraction))])
+    return np.sort(order[: int(part) if part > 1 else max(1, int(len(labels) * part))])
 
 
 def mixed(labels: np.ndarray, mix: Mix, spec: ValidationSpec, rng: Generator) -> np.ndarray:

@@ -22,7 +22,7 @@ from raysim.core.method import Method, Partition
 from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
-from raysim.data.manifest import Manifest
+from raysim.data.manifest import Manifest, TargetScale
 from raysim.engine.device import accelerator
 from raysim.engine.pool import Pool
 from raysim.engine.round_metrics import FederationSizes
@@ -39,7 +39,7 @@ from raysim.training.inputs import NORMALISATIONS, STANDARD, ArrayTransform, Inp
 from raysim.training.local import LocalSettings, needs_two_examples
 from raysim.training.model import state_of
 from raysim.training.shift import Shift
-from raysim.training.tasks import Task
+from raysim.training.tasks import REGRESSION, Task, on_scaled_targets
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -77,6 +77,7 @@ class Recipe:
 
     own: the user's own functions, or where they are, see `raysim.base.own_code`.
     held_out_every: of the held-out sets every so many-th row is used, for measurements that scale up.
+    target_scale: see `on_scaled_targets`; None: targets stay as they are.
     """
 
     config: Config
@@ -86,6 +87,12 @@ class Recipe:
     wants_gpu: bool = False
     own: OwnCode = field(default_factory=OwnCode)
     held_out_every: int = 1
+    target_scale: TargetScale | None = None
+
+    @property
+    def task(self) -> Task:
+        task = task_of(self.config, self.info)
+        return task if self.target_scale is None else on_scaled_targets(task, *self.target_scale)
 
     @property
     def spec(self) -> ModelSpec:
@@ -135,6 +142,11 @@ class Plan:
         return task_of(self.config, self.info)
 
     @property
+    def target_scale(self) -> TargetScale | None:
+        is_scaled = self.config.data.scale_targets and self.config.task == REGRESSION.name
+        return self.manifest.target_scale if is_scaled else None
+
+    @property
     def weights_sha256(self) -> str:
         """Of the user's own file of weights; "" where none is given, or the library's are."""
         given, name = self.config.model.pretrained, self.config.model.name
@@ -165,7 +177,8 @@ class Plan:
         if given not in (None, "default"):
             places["pretrained"] = str(Path(given).expanduser().absolute())
         config = config.model_copy(update={"model": config.model.model_copy(update=places)})
-        return Recipe(config, self.info, made, num_threads, wants_gpu, packed(config.model_dump(mode="json")))
+        own = packed(config.model_dump(mode="json"))
+        return Recipe(config, self.info, made, num_threads, wants_gpu, own, target_scale=self.target_scale)
 
 
 def task_of(config: Config, info: SetInfo) -> Task:
@@ -320,7 +333,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         federation=open_federation(recipe),
         transform=input_transform(config, recipe.info, channels_last=uses_channels_last(config.model, spec)),
         num_groups=len(recipe.info.groups),
-        task=task_of(config, recipe.info),
+        task=recipe.task,
         seed=config.seed,
         device=accelerator() if recipe.wants_gpu else "cpu",
         num_threads=recipe.num_threads,
@@ -349,7 +362,7 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
         metrics=further_metrics(config),
-        task=task_of(config, recipe.info),
+        task=recipe.task,
     )
 
 

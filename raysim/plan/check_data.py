@@ -167,7 +167,7 @@ def partition_spec(config: Config) -> PartitionSpec:
         options=json.dumps(options, sort_keys=True, default=str) if options else "",
         file=file,
         file_sha256=_digest(file) if file else "",
-        **data.model_dump(include={"test", "validation", "split", "unseen_choice"}),
+        **data.model_dump(include={"test", "validation", "fraction", "split", "unseen_choice"}),
         form="" if config.is_joint else part.form or "",
         num_clients=config.num_clients + config.num_unseen,
         num_unseen=config.num_unseen,

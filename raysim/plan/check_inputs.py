@@ -18,7 +18,7 @@ from raysim.plan.build import feature_shift, input_transform, task_of
 from raysim.plan.check_data import or_faults
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
-from raysim.training.tasks import CLASSES, Task, fits
+from raysim.training.tasks import CLASSES, REGRESSION, Task, fits
 
 #: Keys of `data` that are for images alone, and their values that do nothing.
 FOR_IMAGES = {"resize": None, "crop": None, "channels": None, "augment": "none", "shift": "none"}
@@ -91,6 +91,8 @@ def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) 
         task = task_of(config, info)
     except (LookupError, OwnCodeError) as error:
         return [Fault("task", str(error))]
+    if not config.data.scale_targets and name != REGRESSION.name:
+        return [Fault("data.scale_targets", f"has no effect: the task is {name}; drop it")]
     if info.target_type != TARGET_TYPES.get(name, info.target_type):
         text = f"{name} needs {TARGET_TYPES[name]} targets, and {info.name}, prepared for {info.task}, has {info.target_type}"
         return [Fault("task", text)]

@@ -128,6 +128,8 @@ class Run:
     def model(self) -> nn.Module:
         """The network with the final global weights, in eval mode, for inputs as the run normalised them.
 
+        A regression predicts in the units of the targets: a forward hook undoes `data.scale_targets`.
+
         Raises:
           DataError: the run is not completed, or a file of it is damaged.
         """
@@ -135,6 +137,7 @@ class Run:
 
         from raysim.models import build_model
         from raysim.plan.build import model_spec
+        from raysim.training.tasks import unscaled
 
         if not self._files.model.is_file():
             raise DataError("no model.safetensors", str(self.folder), "finish the run: the same command resumes it")
@@ -150,6 +153,8 @@ class Run:
         self._files.check_unchanged(self._files.model)
         with _sound(self._files.model):
             module.load_state_dict(load_file(self._files.model))
+        if scale := facts.get("target_scale"):
+            module.register_forward_hook(lambda _module, _inputs, outputs: unscaled(outputs, *scale))
         return module.eval()
 
     def reload(self) -> Run:

@@ -9,8 +9,8 @@ the order of the set, so metrics have the same bits for any number of trainers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -166,6 +166,29 @@ REGRESSION = Task(
     main="rmse",
     finish=np.sqrt,
 )
+
+
+def on_scaled_targets(task: Task, mean: Sequence[float], deviation: Sequence[float]) -> Task:
+    """A regression whose model predicts (y - mean) / deviation; what is kept of each example is in the units of y.
+
+    Args:
+      mean, deviation: (numbers,) of a target.
+    """
+
+    def total(outputs: Tensor, targets: Tensor) -> Tensor:
+        numbers = targets.reshape(len(targets), -1)
+        standard = (numbers - numbers.new_tensor(mean)) / numbers.new_tensor(deviation)
+        return task.total(outputs, standard.reshape(targets.shape))
+
+    def measure(outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        return task.measure(unscaled(outputs, mean, deviation), targets)
+
+    return replace(task, total=total, measure=measure)
+
+
+def unscaled(outputs: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """(B, numbers) predictions in the units of the targets, of outputs for scaled ones."""
+    return outputs * outputs.new_tensor(deviation) + outputs.new_tensor(mean)
 
 
 def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:

@@ -109,6 +109,22 @@ def test_an_npz_of_any_task_is_read_as_it_is(task, is_split, tmp_path):
     assert (None if source.splits is None else source.splits.tolist()) == ([0, 0, 0, 0, 2, 2] if is_split else None)
 
 
+@pytest.mark.parametrize("kind", ["streamed images", "regression"])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_npz_keeps_its_domains(kind, is_split, tmp_path):
+    inputs, targets = (pixels(6, 4, 4, 3), np.arange(6) % 3) if kind == "streamed images" else OF_TASKS["regression"]
+    owners = np.array(["Ulm", "Bonn", "Ulm", "Ulm", "Bonn", "Aachen"])
+    parts = {"train_": slice(4), "test_": slice(4, 6)} if is_split else {"": slice(6)}
+    columns = {"images": inputs, "labels": targets, ("clients" if is_split else "domains"): owners}
+    np.savez(
+        tmp_path / "a.npz", **{f"{part}{name}": v[rows] for part, rows in parts.items() for name, v in columns.items()}
+    )
+    source, found, _ = prepared("npz", tmp_path / "a.npz", tmp_path / "out")
+    assert (source.info.domains, source.domains.tolist()) == (("Aachen", "Bonn", "Ulm"), [2, 1, 2, 2, 1, 0])
+    assert np.array_equal(found, inputs)
+    assert (None if source.splits is None else source.splits.tolist()) == ([0, 0, 0, 0, 2, 2] if is_split else None)
+
+
 def test_every_2d_medmnist_set_is_known_in_every_size():
     import medmnist
 
@@ -257,6 +273,24 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
         ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(4)}, "3 images and 4 labels"),
         ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.full((3, 2), 2)}, "labels other than 0 and 1"),
         ({"images": np.zeros((3, 4, 4), np.uint8)}, r"not among the keys \['images'\]"),
+        (
+            {"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(3), "hospital": np.arange(3)},
+            r"the array 'hospital' would not be read in .*mine.npz.*domains or clients",
+        ),
+        (
+            {"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(3), "domains": np.arange(4)},
+            r"domains of shape \(4,\) and type int64 for 3 rows",
+        ),
+        (
+            {
+                "x_train": np.zeros((2, 3)),
+                "y_train": np.zeros(2),
+                "x_test": np.zeros((2, 3)),
+                "y_test": np.zeros(2),
+                "domains_test": np.arange(2),
+            },
+            r"\['domains_test'\] are not one array of domains for each part",
+        ),
         ({"faces": np.zeros(3), "who": np.zeros(3)}, r"not among the keys \['faces', 'who'\] in .*mine.npz. Call them"),
         ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "labels": np.arange(3)}, "not among the keys"),
         (

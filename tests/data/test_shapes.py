@@ -9,7 +9,7 @@ import pytest
 
 from raysim.base.errors import DataError
 from raysim.data.reader_api import ReaderOptions
-from raysim.data.shapes import PIXEL_BYTES, SHAPES, STYLES, draw, shape_batches
+from raysim.data.readers.shapes import PIXEL_BYTES, SHAPES, STYLES, draw, shape_batches
 from raysim.data.sources import prepare
 from tests.support.image_sets import prepared
 

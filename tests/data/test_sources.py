@@ -20,8 +20,8 @@ from raysim.cli.main import app
 from raysim.data import reader_api, sources
 from raysim.data.arrow import SEAL, PreparedSet
 from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.shapes import draw
 from raysim.data.rows import in_batches
-from raysim.data.shapes import draw
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check import check
 from raysim.plan.find import prepare_by_name

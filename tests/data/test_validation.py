@@ -160,6 +160,32 @@ def test_subset_keeps_the_proportions():
         arrange(np.arange(2), np.array([1, 1]), 3, ValidationSpec(imbalance=0.1), np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(("part", "count"), [(0.1, 15), (90.0, 90), (1.0, 150), (0.001, 1)])
+def test_a_part_of_the_training_rows_has_their_classes_and_leaves_the_test_rows(part, count, tmp_path):
+    images = small_set(tmp_path, per_class=20)
+    whole, manifest = (
+        make_manifest(images, PartitionSpec(scheme="iid", num_clients=1, test=0.25, validation=0.0, fraction=each))
+        for each in (1.0, part)
+    )
+    rows = np.concatenate(manifest.clients)
+    assert len(rows) == count
+    assert set(rows) <= set(np.concatenate(whole.clients))
+    expected = np.bincount(images.labels[np.concatenate(whole.clients)], minlength=10) * count / 150
+    assert np.abs(np.bincount(images.labels[rows], minlength=10) - expected).max() <= 1
+    np.testing.assert_array_equal(manifest.test, whole.test)
+
+
+def test_more_rows_than_there_are_and_a_partition_file_are_refused(tmp_path):
+    images = small_set(tmp_path, per_class=20)
+    with pytest.raises(DataError, match=r"151 rows, and the training rows are 150 in data\.fraction\. Lower it"):
+        make_manifest(images, PartitionSpec(scheme="iid", num_clients=1, validation=0.0, fraction=151))
+    rows = "example,client,split\n" + "".join(f"{row},{row % 2},train\n" for row in range(200))
+    (tmp_path / "parts.csv").write_text(rows)
+    spec = PartitionSpec(scheme="file", file=str(tmp_path / "parts.csv"), num_clients=2, fraction=0.5)
+    with pytest.raises(DataError, match=r"the partition file says which rows train in data\.fraction"):
+        make_manifest(images, spec)
+
+
 def spec_from_clients(share, clients=(0, 2), **more):
     chosen = ValidationSpec(subset=0.4, client_share=share, clients=tuple(clients) if share else (), **more)
     return PartitionSpec(num_clients=5, alpha=0.5, validation=0.5, validation_set=chosen)

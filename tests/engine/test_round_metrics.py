@@ -18,8 +18,8 @@ from raysim.config import StopGroup
 from raysim.core.layout import layout_of
 from raysim.data.arrow import PreparedSet, write_set
 from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.shapes import STYLES
 from raysim.data.rows import in_batches
-from raysim.data.shapes import STYLES
 from raysim.data.sources import prepare, set_path
 from raysim.engine import round_metrics
 from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread_of

@@ -1,7 +1,8 @@
-"""Readers of tables, CSV or Parquet: `raysim prepare table`, and the published sets Adult and wine quality.
+"""Readers of tables, CSV, Parquet or pandas: `raysim prepare table`, `raysim.table`, and the sets Adult and wine quality.
 
-Number columns become float32 as they are; a run's `data.normalise: standard` does the rest. A column of words becomes one column
-a word (one-hot), or with `--codes` the number of its word. What is fitted, words and means, is fitted on the training rows.
+Numbers become float32 as they are; a run's `data.normalise: standard` scales them. A column of words becomes one column a
+word (one-hot), or with `--codes` the number of its word; with `--dates` a date becomes days since 1970-01-01. Words, means and
+medians are fitted on the training rows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +38,12 @@ WRITTEN_NUMBERS = {
 DATES = {
     re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?"): (
         "a date",
-        "write numbers, such as days since a fixed day, or remove the column",
+        "give --dates ymd, dmy or mdy, the order of year, month and day, or --drop COLUMN",
     )
 }
+
+#: Order of a date (`ReaderOptions.dates`) -> the parts of a date in it; ISO 8601 allows no other order than the first.
+DATE_ORDERS = {"ymd": "year month day", "dmy": "day month year", "mdy": "month day year"}
 
 #: Whole numbers of at most so many values are classes; a column with more numbers than that holds no words.
 FEW = 20
@@ -79,9 +83,22 @@ def read_table_files(request: Request) -> Contents:
     if not request.options.target:
         raise DataError("a table needs a target", str(request.root), "give --target COLUMN, or --target A,B,C")
     table = _read(request.root)
-    given = request.options.target
-    targets = [given] if given in table.frame else [name.strip() for name in given.split(",")]
-    return table_contents(table, targets, request.options.domain, request.options)
+    return table_contents(table, _listed(request.options.target, table), request.options)
+
+
+def _listed(names: str | Sequence[str], table: TableRows) -> list[str]:
+    """Names of columns, given as a list or with commas between them; a name may itself hold a comma."""
+    if not isinstance(names, str):
+        return list(names)
+    return [names] if names in table.frame else [name.strip() for name in names.split(",")]
+
+
+def frame_contents(frame: DataFrame, targets: Sequence[str], options: ReaderOptions) -> Contents:
+    """A pandas DataFrame as contents; its index is not read. Raises DataError: as `table_contents`."""
+    where = Path("the frame")
+    return table_contents(
+        TableRows(_checked(frame.reset_index(drop=True), where).convert_dtypes(), [where]), targets, options
+    )
 
 
 def _read(root: Path) -> TableRows:
@@ -118,6 +135,11 @@ def _frame(path: Path) -> DataFrame:
             frame = pd.read_parquet(file, dtype_backend="numpy_nullable")
         else:
             frame = csv_frame(file, index_col=False)
+    return _checked(frame, path)
+
+
+def _checked(frame: DataFrame, path: Path) -> DataFrame:
+    """The table with names of type str; DataError where a name is missing or stands twice, or there is no row."""
     frame.columns = [str(name).strip() for name in frame.columns]
     if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
         mend = "rename or remove one of them"
@@ -150,31 +172,67 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
 
 
 def table_contents(
-    table: TableRows, targets: Sequence[str], domain: str | None, options: ReaderOptions, *, keeps_domain: bool = False
+    table: TableRows, targets: Sequence[str], options: ReaderOptions, *, keeps_domain: bool = False
 ) -> Contents:
     """A table as contents.
 
     Args:
-      targets: columns to be predicted; domain: the column that says which domain a row is from.
-      options: task, missing and codes count.
+      targets: columns to be predicted.
+      options: those of a table but `target`; domains: the column with the domain of each row.
       keeps_domain: whether the column of the domain is an input as well.
     Raises:
       DataError: columns that are not there, missing values without `options.missing`, numbers that are not finite, targets
         that are none of the task.
     """
-    names = [*targets, *([domain] if domain is not None else [])]
-    _check_names(table, names)
-    inputs = [name for name in table.frame if name not in names or (keeps_domain and name == domain)]
+    domain, dropped = options.domains, _listed(options.drop, table) if options.drop else []
+    names = [*targets, *([str(domain)] if domain is not None else [])]
+    _check_names(table, [*names, *dropped])
+    inputs = [name for name in table.frame if name not in (*names, *dropped) or (keeps_domain and name == domain)]
     if not inputs:
         raise DataError("no column is left for the inputs", str(table.files[0]), "give a table with further columns")
-    table, left_out = _without_missing(table, inputs, names, options.missing)
+    if options.dates:
+        table = _with_days(table, inputs, options.dates)
+    table, left_out = _without_missing(table, inputs, names, options)
     task, classes, values = _target(table, targets, options.task)
-    rows, columns = _inputs(table, inputs, is_one_hot=not options.codes, fills=options.missing == "mean")
+    rows, columns, reading = _inputs(table, inputs, options)
     if domain is not None and not _is_numeric(table.frame[domain]):
-        _refuse_written_numbers(table, domain, {})
-    domains, owners = ((), None) if domain is None else _named(table, domain)
+        _refuse_written_numbers(table, str(domain), {})
+    domains, owners = ((), None) if domain is None else _named(table, str(domain))
+    reading["target"] = [f"{', '.join(targets)} ({task})"]
+    reading["domains"] = [f"{domain} ({len(domains)})"] * (domain is not None)
+    reading["dropped"] = dropped
+    text = "; ".join(f"{kind}: {', '.join(named)}" for kind, named in reading.items() if named)
     batches = in_batches(rows, values, domains=owners, splits=table.splits)
-    return Contents(classes, batches, table.files, len(rows), domains, task, columns=columns, left_out=left_out)
+    return Contents(
+        classes, batches, table.files, len(rows), domains, task, columns=columns, reading=text, left_out=left_out
+    )
+
+
+def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> TableRows:
+    """The table with each input column of dates as float64 days since 1970-01-01."""
+    import pandas as pd
+    from pandas.api.types import is_datetime64_any_dtype
+
+    frame = table.frame.copy()
+    for name in inputs:
+        column = frame[name]
+        if not is_datetime64_any_dtype(column.dtype):
+            words = column.astype(object).map(str, na_action="ignore")
+            parts = words.str.extract(r"^(\d+)[-/.](\d+)[-/.](\d+)(?:[T ](.+))?$")
+            if _is_numeric(column) or not parts[0].notna().any():
+                continue
+            of = dict(zip(DATE_ORDERS[order].split(), (parts[place].str.zfill(2) for place in range(3)), strict=True))
+            text = of["year"] + "-" + of["month"] + "-" + of["day"] + ("T" + parts[3]).fillna("")
+            column = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
+            if (is_wrong := words.notna() & (column.isna() | (of["year"].str.len() != 4))).any():
+                what = f"{words[is_wrong].iloc[0]!r} is no date in the order {order}"
+                raise DataError(
+                    what, table.place(name, is_wrong), "give another --dates, correct it, or --drop the column"
+                )
+        days = (column - pd.Timestamp(0, tz=column.dt.tz)) / pd.Timedelta(days=1)
+        frame[name] = days.astype("Float64")
+        frame.attrs[name] = "days"
+    return replace(table, frame=frame)
 
 
 def _check_names(table: TableRows, names: Sequence[str]) -> None:
@@ -188,55 +246,69 @@ def _check_names(table: TableRows, names: Sequence[str]) -> None:
             mend = f"{did_you_mean(name, columns)}its columns: {', '.join(columns[:20])}"
             raise DataError(f"no column {name!r}", where, mend)
         if names.count(name) > 1:
-            mend = "give different columns as --target and --domain"
+            mend = "give different columns as --target, --domains and --drop"
             raise DataError(f"the column {name!r} is named twice", where, mend)
 
 
 def _without_missing(
-    table: TableRows, inputs: Sequence[str], names: Sequence[str], missing: str | None
+    table: TableRows, inputs: Sequence[str], names: Sequence[str], options: ReaderOptions
 ) -> tuple[TableRows, str]:
     """The table without rows that lack a value which nothing may fill in, and what was left out, in words."""
     gaps = table.frame[list(dict.fromkeys([*inputs, *names]))].isna()
+    drops_all, drops_targets = options.missing == "drop", options.missing_target == "drop"
     for name in gaps.columns[gaps.any()]:
         count = int(gaps[name].sum())
-        if missing is None or (missing == "mean" and name in names):
-            what = f"a missing value, one of {count:,} in the column" if count > 1 else "a missing value"
-            mean = "" if name in names else ", or --missing mean, which fills in the mean, or the most frequent word"
-            mend = f"give --missing drop, which leaves such rows out{mean}"
+        what = f"a missing value, one of {count:,} in the column" if count > 1 else "a missing value"
+        if name in names and not drops_all and not drops_targets:
+            raise DataError(
+                what, table.place(name, gaps[name]), "give --missing-target drop, which leaves such rows out"
+            )
+        if name not in names and options.missing is None:
+            mend = "give --missing drop, which leaves such rows out, or mean, median or word, which fill something in"
             raise DataError(what, table.place(name, gaps[name]), mend)
-    if missing != "drop" or not (is_left_out := gaps.any(axis=1).to_numpy()).any():
+    is_left_out = (gaps if drops_all else gaps[list(names) if drops_targets else []]).any(axis=1).to_numpy(bool)
+    if not is_left_out.any():
         return table, ""
     if is_left_out.all():
-        mend = "give --missing mean, or remove empty columns"
+        mend = "give --missing mean, or --drop empty columns"
         raise DataError("a missing value in every row", str(table.files[0]), mend)
-    left_out = f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing value"
+    left_out = (
+        f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing {'value' if drops_all else 'target or domain'}"
+    )
     return replace(table, frame=table.frame[~is_left_out]), left_out
 
 
 def _inputs(
-    table: TableRows, inputs: Sequence[str], *, is_one_hot: bool, fills: bool
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """((n, entries) float32, names of the entries), in the order of the columns."""
+    table: TableRows, inputs: Sequence[str], options: ReaderOptions
+) -> tuple[np.ndarray, tuple[str, ...], dict[str, list[str]]]:
+    """((n, entries) float32, names of the entries, how a column was read -> columns), in the order of the columns."""
     splits = table.splits
     is_training = np.ones(len(table.frame), bool) if splits is None else splits == 0
     if not is_training.any():
         raise DataError("no training row", str(table.files[0]), "give a train.csv with rows")
     parts: list[np.ndarray] = []
     names: list[str] = []
+    reading: dict[str, list[str]] = defaultdict(list)
     for name in inputs:
         column = _numbers(table, name) if _is_numeric(table.frame[name]) else _words(table, name)
         if column.dtype != np.float64:
             _refuse_written_numbers(table, name, WRITTEN_NUMBERS | DATES)
-        if fills and column.isna().to_numpy()[is_training].all():
+        if options.missing not in (None, "drop") and column.isna().to_numpy()[is_training].all():
             what = f"no value in the training rows of column {name!r}"
             raise DataError(what, str(table.files[0]), "remove the column")
         if column.dtype != np.float64:
             _refuse_stray_word(table, name, column)
-        transform = _transform(table, name, column[is_training], is_one_hot=is_one_hot)
+        transform = _transform(table, name, column[is_training], options)
         frame = column.to_frame()
         parts.append(transform.fit(frame[is_training]).transform(frame).astype(np.float32))
-        names += map(str, transform.get_feature_names_out([name]))
-    return np.hstack(parts), tuple(names)
+        entries = list(map(str, transform.get_feature_names_out([name])))
+        names += entries
+        if column.dtype == np.float64:
+            reading["dates, in days" if name in table.frame.attrs else "numbers"].append(name)
+        else:
+            count = column[is_training].nunique() if options.codes else len(entries)
+            reading["words, numbered" if options.codes else "words, one-hot"].append(f"{name} ({count})")
+    return np.hstack(parts), tuple(names), reading
 
 
 def _is_numeric(column: Series) -> bool:
@@ -294,22 +366,28 @@ def _refuse_stray_word(table: TableRows, name: str, column: Series) -> None:
         raise DataError(f"the word {stray!r} in a column of numbers", where, "correct it, or leave the cell empty")
 
 
-def _transform(table: TableRows, name: str, training: Series, *, is_one_hot: bool) -> Any:
+def _transform(table: TableRows, name: str, training: Series, options: ReaderOptions) -> Any:
     """The unfitted transformer of a column: missing values are filled in, words become numbers."""
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
 
+    is_one_hot = not options.codes
     if training.dtype == np.float64:
-        return SimpleImputer(strategy="mean")
+        return SimpleImputer(strategy="median" if options.missing in ("median", "word") else "mean")
     words = training.dropna().unique()
     if is_one_hot and len(words) > MOST_WORDS:
         what = f"{len(words):,} different words in column {name!r}, more than {MOST_WORDS:,}"
-        raise DataError(what, str(table.files[0]), "remove the column, or give --codes")
+        raise DataError(what, str(table.files[0]), "give --drop COLUMN, or --codes")
     encoder: Any = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
     if is_one_hot:
         encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float32)
-    return make_pipeline(SimpleImputer(strategy="most_frequent"), encoder)
+    how = (
+        {"strategy": "constant", "fill_value": "missing"}
+        if options.missing == "word"
+        else {"strategy": "most_frequent"}
+    )
+    return make_pipeline(SimpleImputer(**how), encoder)
 
 
 def _named(table: TableRows, name: str) -> tuple[tuple[str, ...], np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,34 +22,65 @@ def read_text(request: Request) -> Contents:
     """A UTF-8 text as sequences of `--length` characters (80) that do not overlap; the vocabulary is its sorted characters.
 
     Sequence k of a text t has the inputs t[kL : kL + L] and the targets t[kL + 1 : kL + L + 1], L the length; what is left
-    at the end is left out. With `--domains speakers` the text is a play: each speaker is a domain, see `speeches`.
+    at the end is left out. With `--domains speakers` the text is a play: each speaker is a domain, see `speeches`. With
+    `--domains files` each .txt file below the folder is a domain, with `--domains folders` each folder in it, such as an
+    author; sequences do not cross files.
     """
     length, domains = request.options.length or LENGTH, request.options.domains
-    if domains not in (None, "speakers"):
-        raise DataError(f"--domains {domains}", request.name, "give --domains speakers, or drop it")
-    path = the_one_file(request.root, ".txt")
-    text = _read(path)
-    vocabulary = sorted(set(text))
+    if domains not in (None, "speakers", "files", "folders"):
+        raise DataError(f"--domains {domains}", request.name, "give --domains speakers, files or folders, or drop it")
+    texts, files, characters = _texts(request.root, domains)
+    path = files[0] if len(files) == 1 else request.root
+    vocabulary = sorted(characters)
     if len(vocabulary) > MOST_CLASSES:
         what = f"{len(vocabulary):,} different characters, more than {MOST_CLASSES:,}"
         raise DataError(what, str(path), "give a text in fewer scripts")
-    texts = {"": text} if domains is None else speeches(text, path)
-    kept = {name: texts[name] for name in sorted(texts) if len(texts[name]) > length}
+    long = {name: [each for each in texts[name] if len(each) > length] for name in sorted(texts)}
+    kept = {name: parts for name, parts in long.items() if parts}
     if not kept:
-        longest = max(map(len, texts.values()))
+        longest = max(map(len, chain.from_iterable(texts.values())))
         what = f"no sequence of {length} characters and one that follows; the longest text has {longest}"
         raise DataError(what, str(path), "lower --length")
     codes = {character: code for code, character in enumerate(vocabulary)}
-    parts = [_windows(np.array([codes[each] for each in part], np.int32), length) for part in kept.values()]
-    inputs, targets = (np.concatenate(sequences) for sequences in zip(*parts, strict=True))
-    owners = np.repeat(np.arange(len(parts)), [len(part) for part, _ in parts])
+    parts = [
+        (owner, *_windows(np.array([codes[each] for each in text], np.int32), length))
+        for owner, owned in enumerate(kept.values())
+        for text in owned
+    ]
+    inputs, targets = (np.concatenate([part[side] for part in parts]) for side in (1, 2))
+    owners = np.repeat([part[0] for part in parts], [len(part[1]) for part in parts])
     count = len(texts) - len(kept)
-    speakers = "speaker" if count == 1 else "speakers"
-    left_out = f"{count:,} {speakers} with fewer than {length + 1} characters" if count else ""
+    kind = str(domains or "").removesuffix("s" if count == 1 else "")
+    left_out = f"{count:,} {kind} with fewer than {length + 1} characters" if count else ""
     batches = in_batches(inputs, targets, domains=None if domains is None else owners)
     names = () if domains is None else tuple(kept)
     classes = tuple(vocabulary)
-    return Contents(classes, batches, [path], len(inputs), names, "tokens", len(classes), left_out=left_out)
+    return Contents(classes, batches, files, len(inputs), names, "tokens", len(classes), left_out=left_out)
+
+
+def _texts(root: Path, domains: object) -> tuple[dict[str, list[str]], list[Path], set[str]]:
+    """(domain -> its texts, the files that were read, their characters); one domain "" without domains."""
+    if domains in (None, "speakers"):
+        try:
+            path = the_one_file(root, ".txt")
+        except DataError as error:
+            raise DataError(
+                error.what, error.where, "give one file as --root, or --domains files or folders"
+            ) from error
+        text = _read(path)
+        texts = {"": [text]} if domains is None else {who: [said] for who, said in speeches(text, path).items()}
+        return texts, [path], set(text)
+    texts = {}
+    files = sorted(root.rglob("*.txt")) if root.is_dir() else []
+    for path in files:
+        inner = path.relative_to(root)
+        if domains == "folders" and len(inner.parts) == 1:
+            raise DataError("a text beside the folders", str(path), "move it into a folder, or give --domains files")
+        name = inner.parts[0] if domains == "folders" else inner.with_suffix("").as_posix()
+        texts.setdefault(name, []).append(_read(path))
+    if not texts:
+        raise DataError(f"no .txt file for --domains {domains}", str(root), "give a folder with .txt files as --root")
+    return texts, files, set().union(*map(set, chain.from_iterable(texts.values())))
 
 
 def read_shakespeare(request: Request) -> Contents:

@@ -8,6 +8,7 @@ import pytest
 from sklearn import datasets
 from typer.testing import CliRunner
 
+import raysim
 from raysim.base.errors import DataError
 from raysim.cli.main import app
 from raysim.data import sources
@@ -45,7 +46,7 @@ def read(files, out, **options):
 
 
 def test_numbers_stay_and_words_become_a_column_each(table, tmp_path):
-    source, inputs, targets = read(table(PEOPLE), tmp_path, target="income", domain="town")
+    source, inputs, targets = read(table(PEOPLE), tmp_path, target="income", domains="town")
     assert source.info.columns == ("age", "job_boss", "job_clerk", "member", "score")
     np.testing.assert_array_equal(inputs, [[39, 0, 1, 1, 1.5], [50, 1, 0, 0, 2.5], [30, 0, 1, 1, -3.5]])
     assert (source.info.task, source.info.classes, source.info.domains) == ("classes", ("high", "low"), ("Bonn", "Ulm"))
@@ -103,13 +104,53 @@ def test_a_missing_value_is_named_left_out_or_filled_in(table, tmp_path):
     _, inputs, _ = read(path, tmp_path, target="y", missing="mean")
     np.testing.assert_array_equal(inputs, [[10, 0, 1], [20, 0, 1], [40, 0, 1], [10, 1, 0]])
     path = table("age,job,y\n10,clerk,1\n20,clerk,\n30,boss,0\n")
-    with pytest.raises(DataError, match=r"column 'y', row 2\. Give --missing drop, which leaves such rows out$"):
+    with pytest.raises(DataError, match=r"column 'y', row 2\. Give --missing-target drop, which leaves such rows out$"):
         read(path, tmp_path, target="y", missing="mean")
     source, inputs, targets = read(path, tmp_path, target="y", missing="drop")
     assert (source.info.classes, targets.tolist()) == (
         ("0", "1"),
         [1, 0],
     )  # not 0.0 and 1.0, as pandas has them beside NaN
+
+
+COSTS = """id,visit,region,age,smoker,costs
+1,3.2.1970,north,34,yes,16884.5
+2,15.02.1970,south,,no,1725.5
+3,28.01.1970,north,41,,4449.5
+4,01.01.1970,west,55,no,
+"""
+
+
+def test_each_column_is_read_as_asked_and_told(table, tmp_path):
+    """Columns dropped, dates in days, medians and missing words for inputs, and no row without a target."""
+    asked = {"drop": "id", "dates": "dmy", "missing": "word", "missing_target": "drop", "domains": "region"}
+    source, inputs, targets = read(table(COSTS), tmp_path, target="costs", **asked)
+    assert source.info.columns == ("visit", "age", "smoker_missing", "smoker_no", "smoker_yes")
+    np.testing.assert_array_equal(inputs, [[33, 34, 0, 0, 1], [45, 37.5, 0, 1, 0], [27, 41, 1, 0, 0]])
+    np.testing.assert_array_equal(targets, np.float32([16884.5, 1725.5, 4449.5]))
+    assert source.info.reading == (
+        "dates, in days: visit; numbers: age; words, one-hot: smoker (3); target: costs (regression); domains: region (2); "
+        "dropped: id"
+    )
+    assert source.info.left_out == "1 of 4 rows, with a missing target or domain"
+    _, inputs, _ = read(table(COSTS), tmp_path, target="costs", **asked | {"missing": "mean", "missing_target": "drop"})
+    np.testing.assert_array_equal(
+        inputs[:, 2:], [[0, 1], [1, 0], [1, 0]]
+    )  # the most frequent word, of two the first one
+
+
+def test_a_data_frame_is_read_as_its_file(table, tmp_path):
+    asked = {"missing": "median", "missing_target": "drop", "dates": "dmy", "domains": "region"}
+    source, _, _ = read(table(COSTS), tmp_path, target="costs", drop="id", **asked)
+    frame = pd.read_csv(table(COSTS))
+    found = raysim.table(frame, name="mine", target="costs", drop=["id"], root=tmp_path / "mine", **asked)
+    assert (found.checksum, found.reading) == (source.info.checksum, source.info.reading)
+    frame["visit"] = pd.to_datetime(frame["visit"], dayfirst=True, format="%d.%m.%Y")
+    shuffled = frame.set_index(frame.index[::-1])  # an index is not read
+    found = raysim.table(shuffled, name="mine", target="costs", drop=["id"], root=tmp_path / "mine", **asked)
+    assert found.checksum == source.info.checksum
+    with pytest.raises(DataError, match=r"a missing value in the frame, column 'age', row 2"):
+        raysim.table(frame, name="mine", target="costs", root=tmp_path / "mine")
 
 
 def test_train_and_test_files_are_the_official_split_and_training_rows_are_fitted(table, tmp_path):
@@ -168,8 +209,8 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
     [
         (PEOPLE, {}, r"a table needs a target in .*--target COLUMN"),
         (PEOPLE, {"target": "incme"}, r"no column 'incme' in .*people\.csv\. Did you mean 'income'\?"),
-        (PEOPLE, {"target": "income", "domain": "twon"}, "no column 'twon' .*Did you mean 'town'"),
-        (PEOPLE, {"target": "income", "domain": "income"}, "the column 'income' is named twice"),
+        (PEOPLE, {"target": "income", "domains": "twon"}, "no column 'twon' .*Did you mean 'town'"),
+        (PEOPLE, {"target": "income", "domains": "income"}, "the column 'income' is named twice"),
         (PEOPLE.split("\n", 1)[1], {"target": "income"}, r"no column 'income', and the first line holds 39 .*a header"),
         ("", {"target": "y"}, r"an empty file in .*people\.csv"),
         ("a,y\n", {"target": "y"}, "no row below the header"),
@@ -207,10 +248,16 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         ("a,y\n3,0\n1.234.567,1\n", {"target": "y"}, r"'1.234.567' is a number with .* several points.*row 2"),
         ("a,y\n3,0\n+5%,1\n", {"target": "y"}, r"'\+5%' is a percentage.*row 2"),
         ("a,y\n3,0\n12.5%,1\n", {"target": "y"}, r"'12.5%' is a percentage.*row 2\. Write it as a number"),
-        ("a,y\n2024-01-31,0\n2024-02-01,1\n", {"target": "y"}, r"'2024-01-31' is a date.*Write numbers, such as days"),
+        ("a,y\n2024-01-31,0\n2024-02-01,1\n", {"target": "y"}, r"'2024-01-31' is a date.*Give --dates ymd, dmy or mdy"),
+        ("a,b,y\n31.1.2024,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "mdy"}, r"'31.1.2024' is no date in the order mdy"),
+        ("a,b,y\n1.2.24,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "dmy"}, r"'1.2.24' is no date in the order dmy"),
+        ("a,b,y\n1.2.2024,1,0\nsoon,2,1\n", {"target": "y", "dates": "dmy"}, r"'soon' is no date in the order dmy.*row 2"),
+        ("a,b,y\n1,1,0\n2,2,1\n", {"target": "y", "drop": "c"}, "no column 'c'"),
+        ("a,y\n1,0\n2,1\n", {"target": "y", "drop": "a"}, "no column is left for the inputs"),
+        ("a,y\n1,0\n2,1\n", {"target": "y", "drop": "y"}, "the column 'y' is named twice"),
         ("a,y\nx,0\n31.1.2024,1\n", {"target": "y"}, r"'31.1.2024' is a date.*row 2"),
         ("a,y\nyes,0\nno,1\nyes ,1\n", {"target": "y"}, r"the word 'yes ' differs by blanks from another.*row 3"),
-        ("a,y,d\n1,0,Ulm\n2,1,Bonn\n3,0,Ulm \n", {"target": "y", "domain": "d"}, r"the word 'Ulm ' differs by blanks"),
+        ("a,y,d\n1,0,Ulm\n2,1,Bonn\n3,0,Ulm \n", {"target": "y", "domains": "d"}, r"the word 'Ulm ' differs by blanks"),
         ("a,y\n1,yes\n2,no\n3,yes \n", {"target": "y"}, r"the word 'yes ' differs by blanks.*column 'y', row 3"),
         ("a;y\n1;0,5\n2;1,5\n", {"target": "y"}, r"'0,5' is a number with a comma"),
         ("a,y\n,0\n,1\n", {"target": "y", "missing": "mean"}, "no value in the training rows of column 'a'"),
@@ -242,11 +289,15 @@ def test_the_command_says_inputs_and_keeps_no_set_of_other_options(table, tmp_pa
         result = CliRunner().invoke(app, [*words, *more])
         return " ".join((result.output + str(result.exception or "")).split())
 
-    text = said("--target", "income", "--domain", "town")
+    text = said("--target", "income", "--domains", "town")
     assert "people: 3 inputs (5,), 2 classes, 2 domains, sha256" in text
     assert f"data: {{name: people, root: {tmp_path / 'out'}, normalise: standard}}" in text
-    assert "people: 3 inputs" in said("--target", "income", "--domain", "town")
-    assert "it is there with --target income --domain town, and --target score is asked for" in said(
+    assert (
+        "columns: numbers: age, member, score; words, one-hot: job (2); target: income (classes); domains: town (2)"
+        in text
+    )
+    assert "people: 3 inputs" in said("--target", "income", "--domains", "town")
+    assert "it is there with --target income --domains town, and --target score is asked for" in said(
         "--target", "score"
     )
     text = said("--target", "score", "--again")
@@ -272,7 +323,7 @@ def rows_of(count):
 def test_runs_split_a_table_as_they_split_images(data, sizes, in_test, table, tmp_path):
     table("x,town,y\n" + rows_of(30), "train.csv")
     table("x,town,y\n" + rows_of(12), "test.csv")
-    read(table(), tmp_path, target="y", domain="town")
+    read(table(), tmp_path, target="y", domains="town")
     groups = {"partition": {"scheme": "natural", "num_clients": 2}, "cohort": {"size": 2}, "model": {"name": "mlp"}}
     plan = check(
         {"data": {"root": str(tmp_path), "name": "table", **data}, "resources": {"backend": "serial"}, **groups}, ""

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 import raysim
 from raysim.base.errors import DataError
 from raysim.cli.main import app
-from raysim.data import text_files
 from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers import texts
 from raysim.data.sources import prepare, set_path
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
@@ -54,6 +54,30 @@ def test_windows_do_not_overlap_and_targets_are_the_next_characters(tmp_path):
 
 def test_length_is_80_if_not_given(tmp_path):
     assert read("ab" * 81, tmp_path)[1].shape == (2, 80)
+
+
+@pytest.mark.parametrize(
+    ("domains", "names", "owners"),
+    [("folders", ("ann", "bob"), [0, 0, 0, 1]), ("files", ("ann/1", "ann/2", "bob/1"), [0, 0, 1, 2])],
+)
+def test_folders_of_texts_are_domains_and_no_sequence_crosses_files(domains, names, owners, tmp_path):
+    files = {"ann/1": "abcabcab", "ann/2": "cabcab", "bob/1": "bbabbc", "bob/2": "ab"}
+    for name, text in files.items():
+        path = tmp_path / "texts" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    options = ReaderOptions(length=3, domains=domains)
+    source, inputs, targets = prepared("text", tmp_path / "texts", tmp_path / "out", options=options)
+    assert (source.info.domains, source.domains.tolist()) == (names, owners)
+    np.testing.assert_array_equal(inputs, [[0, 1, 2], [0, 1, 2], [2, 0, 1], [1, 1, 0]])
+    np.testing.assert_array_equal(targets, [[1, 2, 0], [1, 2, 0], [0, 1, 2], [1, 0, 1]])
+    assert source.info.left_out == ("1 file with fewer than 4 characters" if domains == "files" else "")
+    (tmp_path / "texts" / "c.txt").write_text("abcd")
+    if domains == "folders":
+        with pytest.raises(DataError, match=r"a text beside the folders in .*c\.txt\. Move it into a folder"):
+            prepare("text", tmp_path / "out2", tmp_path / "texts", options=options)
+    with pytest.raises(DataError, match=r"2 \.txt files in .*--domains files or folders"):
+        prepare("text", tmp_path / "out3", tmp_path / "texts" / "ann")
 
 
 def test_each_speakers_lines_are_joined(tmp_path):
@@ -105,7 +129,7 @@ def test_shakespeare_is_the_published_one(tmp_path, monkeypatch):
         DataError, match=rf"{len(PLAY)} characters, 24 different; 1,115,394 and 65 expected.*prepare text"
     ):
         prepare("shakespeare", tmp_path / "out", tmp_path)
-    monkeypatch.setattr(text_files, "SHAKESPEARE", (len(PLAY), len(set(PLAY))))
+    monkeypatch.setattr(texts, "SHAKESPEARE", (len(PLAY), len(set(PLAY))))
     source, _, _ = prepared("shakespeare", tmp_path, tmp_path / "out", options=ReaderOptions(length=6))
     assert source.info.domains == ("All men", "Rome")
 

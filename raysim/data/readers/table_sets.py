@@ -8,8 +8,8 @@ import numpy as np
 
 from raysim.base.reading import regular_file
 from raysim.data.reader_api import Contents, ReaderOptions, Request, need
+from raysim.data.readers.tables import TableRows, csv_frame, table_contents
 from raysim.data.rows import damaged
-from raysim.data.table_files import TableRows, csv_frame, table_contents
 
 _ADULT = """
 age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain capital-loss
@@ -38,7 +38,8 @@ def read_adult(request: Request) -> Contents:
             frame = csv_frame(regular_file(path), names=_ADULT.split(), **how)
         frames.append(frame.assign(income=frame["income"].astype(str).str.removesuffix(".")))
     table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])), np.array([0, 2], np.int8))
-    return table_contents(table, ["income"], "occupation", ReaderOptions(task="classes"), keeps_domain=True)
+    options = ReaderOptions(task="classes", domains="occupation")
+    return table_contents(table, ["income"], options, keeps_domain=True)
 
 
 def read_wine_quality(request: Request) -> Contents:
@@ -54,7 +55,7 @@ def read_wine_quality(request: Request) -> Contents:
             frame = csv_frame(path, names=columns, skiprows=int(has_header), index_col=False)
         frames.append(frame.assign(colour=colour))
     table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])))
-    return table_contents(table, ["quality"], "colour", ReaderOptions(task="regression"))
+    return table_contents(table, ["quality"], ReaderOptions(task="regression", domains="colour"))
 
 
 def _first(request: Request, *names: str) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -21,8 +21,8 @@ from raysim.base.errors import DataError, explained
 from raysim.base.ram import memory_fault
 from raysim.base.reading import regular_file, the_one_file
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, need, numbered, split_codes
-from raysim.data.rows import SetRows, batch_rows, check_range, damaged, in_batches
-from raysim.data.trees import read_folder
+from raysim.data.readers.trees import read_folder
+from raysim.data.rows import SetRows, batch_rows, check_range, cut_at, damaged, in_batches
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -76,6 +76,7 @@ def read_medmnist(request: Request) -> Contents:
 
 #: What the arrays of an .npz are called; with a part of PARTS before or after it, as in train_images and x_train.
 IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X", "data"), ("labels", "y", "Y", "targets")
+DOMAIN_KEYS = ("domains", "clients")
 
 
 def read_npz(request: Request) -> Contents:
@@ -83,7 +84,8 @@ def read_npz(request: Request) -> Contents:
 
     Images (n, height, width[, channels]) uint8 with labels (n,) are streamed. Other inputs and targets are read whole, and have
     the task that `array_contents` gives them: floats and tokens, several labels, numbers. An array `classes` of names is used if
-    there is one; else classes are called by their numbers.
+    there is one; else classes are called by their numbers. `domains` or `clients`, one word or whole number a row, are the
+    domains; any other array is refused.
     """
     return _from_npz(the_one_file(request.root, ".npz"))
 
@@ -105,13 +107,33 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = N
                 _check_memory(archive.zip, inputs, path)
             return _whole(archive, keys, classes, path)
         labels = [read(archive[name], path=path) for _, _, name in keys]
+        domains, owners = _npz_domains(archive, keys, list(map(len, labels)), path)
     classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
     for (_, _, name), values in zip(keys, labels, strict=True):
         check_range(values, 2 if task == "labels" else len(classes), f"{path}, {name}, row")
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
-    parts = zip(keys, labels, codes, strict=True)
-    streams = (_stream(path, f"{images}.npy", values, code) for (_, images, _), values, code in parts)
-    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), task=task or "classes")
+    parts = zip(keys, labels, owners, codes, strict=True)
+    streams = (_stream(path, f"{images}.npy", values, owner, code) for (_, images, _), values, owner, code in parts)
+    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), domains, task or "classes")
+
+
+def _npz_domains(
+    archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], counts: Sequence[int], path: Path
+) -> tuple[tuple[str, ...], list[np.ndarray | None]]:
+    """(names of the domains, (n,) int64 for each part); none where the file has no such arrays."""
+    found = [_spelled(archive, DOMAIN_KEYS, part) for part, _, _ in keys]
+    if not any(found):
+        return (), [None] * len(keys)
+    if any(len(names) != 1 for names in found):
+        what = f"{sorted({name for names in found for name in names})} are not one array of domains for each part"
+        raise DataError(what, str(path), "give one array domains or clients beside the images of each part")
+    values = [archive[names[0]] for names in found]
+    for (name,), each, count in zip(found, values, counts, strict=True):
+        if each.shape != (count,) or each.dtype.kind not in "iuU":
+            what = f"{name} of shape {each.shape} and type {each.dtype} for {count} rows"
+            raise DataError(what, str(path), "give one word or whole number a row")
+    names, codes = np.unique(np.concatenate(values), return_inverse=True)
+    return tuple(map(str, names)), list(cut_at(codes.astype(np.int64), counts))
 
 
 def _is_streamed(archive: zipfile.ZipFile, images: str, name: str) -> bool:
@@ -131,9 +153,12 @@ def _whole(
     if targets.shape[1:] == (1,) and np.issubdtype(targets.dtype, np.integer):
         targets = targets[:, 0]
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else None
-    splits = None if codes is None else np.repeat(codes, [len(each) for _, each in parts])
-    contents = array_contents(inputs, targets, str(path), classes or None, splits=splits)
-    return replace(contents, files=[path])
+    counts = [len(each) for _, each in parts]
+    splits = None if codes is None else np.repeat(codes, counts)
+    domains, owners = _npz_domains(archive, keys, counts, path)
+    owned = np.concatenate([owner for owner in owners if owner is not None]) if domains else None
+    contents = array_contents(inputs, targets, str(path), classes or None, owned, splits)
+    return replace(contents, files=[path], domains=domains)
 
 
 def _check_counts(archive: zipfile.ZipFile, images: str, labels: str, path: Path) -> None:
@@ -166,18 +191,24 @@ def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
       DataError: no such keys, or more than one choice.
     """
 
-    def of(names: Sequence[str], part: str) -> list[str]:
-        spelled = [text for name in names for text in ((f"{part}_{name}", f"{name}_{part}") if part else (name,))]
-        return [key for key in spelled if key in keys]
-
-    pairs = [(part, of(IMAGE_KEYS, part), of(LABEL_KEYS, part)) for part in ("", *PARTS)]
+    pairs = [(part, _spelled(keys, IMAGE_KEYS, part), _spelled(keys, LABEL_KEYS, part)) for part in ("", *PARTS)]
     pairs = [pair for pair in pairs if pair[1] or pair[2]]
     is_clear = all(len(images) == len(labels) == 1 for _, images, labels in pairs)
     if not pairs or not is_clear or (not pairs[0][0] and len(pairs) > 1):
         what = f"one array of images and one of labels, or such a pair for each split, are not among the keys {sorted(keys)}"
         mend = "call them images and labels, x and y, X and y, data and targets, or train_images, train_labels, test_images ..."
         raise DataError(what, str(path), f"{mend} (also x_train, y_train ...)")
+    read = [name for part, images, labels in pairs for name in (*images, *labels, *_spelled(keys, DOMAIN_KEYS, part))]
+    if unknown := sorted(set(keys) - {*read, "classes"}):
+        mend = "an .npz holds images, labels, classes, and domains or clients; rename the array, or leave it out"
+        raise DataError(f"the array {unknown[0]!r} would not be read", str(path), mend)
     return [(part, images, labels) for part, (images,), (labels,) in pairs]
+
+
+def _spelled(keys: Iterable[str], names: Sequence[str], part: str) -> list[str]:
+    """The keys of an .npz that are one of these names, for a part such as "train" with the part before or behind it."""
+    spelled = [text for name in names for text in ((f"{part}_{name}", f"{name}_{part}") if part else (name,))]
+    return [key for key in spelled if key in keys]
 
 
 def _single(labels: np.ndarray, path: Path) -> np.ndarray:
@@ -198,7 +229,9 @@ def _labels(labels: np.ndarray, count: int, path: Path) -> np.ndarray:
     return labels
 
 
-def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> Iterator[SetRows]:
+def _stream(
+    path: Path, member: str, labels: np.ndarray, domains: np.ndarray | None, split: int | None
+) -> Iterator[SetRows]:
     """Batches of an image array inside a zip, which np.load could only read whole."""
     with damaged(path), zipfile.ZipFile(path) as archive, archive.open(member) as file:
         shape, is_fortran, dtype = _npy_header(file)
@@ -215,7 +248,8 @@ def _stream(path: Path, member: str, labels: np.ndarray, split: int | None) -> I
                 raise DataError(f"{member} ends early, at row {row}", str(path), "fetch it again")
             pixels = np.frombuffer(data, np.uint8).reshape(count, *image)
             splits = None if split is None else np.full(count, split, np.int8)
-            yield SetRows(pixels, labels[start : start + count], None, splits)
+            owners = None if domains is None else domains[start : start + count]
+            yield SetRows(pixels, labels[start : start + count], owners, splits)
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
