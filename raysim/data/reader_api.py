@@ -71,7 +71,7 @@ class ReaderOptions:
     size: pixels of each side. Image files are brought to such a square with antialiasing: "crop" brings the shorter side to
     the size and cuts the middle out, "squash" brings both sides to it.
     domains: how many styles drawn shapes have; "speakers", "files" or "folders" of a text; the column of a table.
-    target, drop: columns of a table, their names with commas between; task, dates, codes: see `readers.tables`.
+    target, drop: columns of a table, their names with commas between; task, dates, codes: see `readers.table_files`.
     missing: what becomes of a missing input of a table; missing_target: of a row without a target or a domain.
     length: of a sequence of a text.
     """

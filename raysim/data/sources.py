@@ -34,7 +34,7 @@ from raysim.base.texts import name_fault
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, checked, own_folder
 from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads, option
-from raysim.data.readers import arrays, table_sets, tables, texts, trees
+from raysim.data.readers import arrays, table_files, table_sets, text_files, trees
 from raysim.data.readers.leaf import read_leaf
 from raysim.data.readers.shapes import read_shapes
 from raysim.data.rows import SetRows
@@ -189,18 +189,18 @@ SOURCES: dict[str, Source] = {
     ),
     "shakespeare": Source(
         "tiny Shakespeare: sequences of characters, 65 tokens, speakers as domains",
-        texts.read_shakespeare,
+        text_files.read_shakespeare,
         "the char-rnn project, https://github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt",
         options=("length",),
     ),
     "table": Source(
         "your CSV or Parquet table, or a folder with train.csv and test.csv; --target names what is predicted",
-        tables.read_table_files,
+        table_files.read_table_files,
         options=("target", "domains", "task", "drop", "missing", "missing_target", "dates", "codes"),
     ),
     "text": Source(
         "your text, a file or a folder of .txt files: the next character",
-        texts.read_text,
+        text_files.read_text,
         options=("length", "domains"),
     ),
     "leaf": Source(

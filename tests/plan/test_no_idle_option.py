@@ -57,6 +57,7 @@ PROBES = {
     "data.validation_set.label_noise": [0.5],
     "data.validation_set.external.unique": [False],
     "data.preprocess": [{"resize": 6}],
+    "data.fraction": [0.5],
     "data.normalise": ["half"],
     "data.resize": [6],
     "data.interpolation": ["bicubic"],
@@ -114,6 +115,7 @@ OUTSIDE = {
     "data.name, data.root, data.test_sets": "which sets; each has rows of its own",
     "data.validation_set.external.name, data.validation_set.external.mapping": "another prepared set; both or none",
     "data.validation_set.order, data.split": "order: seen by methods alone; split: tested below",
+    "data.scale_targets": "of regressions; tests/plan/test_task.py",
     "data.preprocess.resize, data.preprocess.rgb": "probed as a whole group",
     "model.lora.rank, model.lora.alpha, model.lora.targets, model.lora.dropout": "of adapters that are there: all count",
 }

@@ -10,7 +10,7 @@ import raysim
 from raysim.base.errors import DataError
 from raysim.cli.main import app
 from raysim.data.reader_api import ReaderOptions
-from raysim.data.readers import texts
+from raysim.data.readers import text_files
 from raysim.data.sources import prepare, set_path
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
@@ -129,7 +129,7 @@ def test_shakespeare_is_the_published_one(tmp_path, monkeypatch):
         DataError, match=rf"{len(PLAY)} characters, 24 different; 1,115,394 and 65 expected.*prepare text"
     ):
         prepare("shakespeare", tmp_path / "out", tmp_path)
-    monkeypatch.setattr(texts, "SHAKESPEARE", (len(PLAY), len(set(PLAY))))
+    monkeypatch.setattr(text_files, "SHAKESPEARE", (len(PLAY), len(set(PLAY))))
     source, _, _ = prepared("shakespeare", tmp_path, tmp_path / "out", options=ReaderOptions(length=6))
     assert source.info.domains == ("All men", "Rome")
 
