@@ -40,7 +40,7 @@ from methods.regmean import regmean
 from methods.robust_filters import clipped_clustering, clustering, dnc, fltrust, norm_bounding, sign_guard
 from methods.robust_means import bulyan, centered_clipping, coordinate_median, geometric_median, krum, trimmed_mean
 from methods.scaffold import scaffold
-from methods.uniform import uniform
+from methods.uniform import fedavg, uniform
 from methods.univarfl import univarfl
 from raysim.core.method import Method
 
@@ -48,6 +48,7 @@ from raysim.core.method import Method
 GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "The four papers": (fedvg, flfa, livar, univarfl),
     "Weights and server steps": (
+        fedavg,
         uniform,
         fedvg_loss,
         fedvg_cosine,

@@ -1,8 +1,16 @@
-"""Uniform weights: every participant counts the same, whatever its number of examples."""
+"""FedAvg by its name, and uniform weights: every participant counts the same, whatever its number of examples."""
 
 from __future__ import annotations
 
 from raysim.core.method import Method
+
+
+def fedavg() -> Method:
+    """FedAvg (McMahan et al. 2017): local SGD, and the mean of the updates weighted by the examples of each participant.
+
+    It has no hook, so that it changes nothing: `methods: [fedavg]` is `methods: []`.
+    """
+    return Method("fedavg")
 
 
 def uniform() -> Method:

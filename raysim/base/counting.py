@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from raysim.base.texts import listed
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -73,8 +75,7 @@ def counts_empty(key: str) -> Counts:
 
 
 def _either(values: tuple[object, ...]) -> str:
-    *others, last = map(_shown, values)
-    return f"{', '.join(others)} or {last}" if others else last
+    return listed(list(map(_shown, values)), "or")
 
 
 def _name(value: object) -> object:

@@ -6,7 +6,7 @@ And how people read a number and a round.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar, cast
 
 T = TypeVar("T")
@@ -47,6 +47,12 @@ def number(value: object) -> float | None:
         return float(str(value))
     except ValueError:
         return None
+
+
+def listed(names: Sequence[str], word: str) -> str:
+    """Names in a sentence: "a, b and c" with the word "and"."""
+    *others, last = names
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def literal(name: str) -> str:

@@ -295,7 +295,8 @@ def methods(
             print_function(name)
     else:
         out.print(
-            "Methods combine in the order of their list; [] is FedAvg. `raysim methods NAME` shows one with its options."
+            "Methods combine in the order of their list; an empty list is fedavg. `raysim methods NAME` shows one with its "
+            "options."
         )
         print_functions({name: {make.__name__: make for make in group} for name, group in GROUPS.items()})
         out.print(

@@ -160,6 +160,25 @@ SENTENCES = {
 }
 
 
+#: What other libraries call keys of a configuration -> their names here.
+SYNONYMS = {
+    "learning_rate": "local.lr",
+    "num_epochs": "local.epochs",
+    "local_epochs": "local.epochs",
+    "num_rounds": "rounds",
+    "clients": "partition.num_clients",
+    "dataset": "data.name",
+}
+
+
+def _unknown(model: type[BaseModel], owner: type[BaseModel], name: str) -> str:
+    """What helps with an unknown key: the groups that have a key of this name, or the nearest names beside it."""
+    groups = {group: _owner(model, (group, name)) for group in model.model_fields}
+    homes = [f"{group}.{name}" for group, inner in groups.items() if inner is not model and name in inner.model_fields]
+    homes = [SYNONYMS[name]] if "local" in groups and name in SYNONYMS else homes
+    return f"Did you mean {' or '.join(homes)}?" if homes else nearest(name, list(owner.model_fields))
+
+
 def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> Fault:
     """One of pydantic's errors as a fault.
 
@@ -180,7 +199,7 @@ def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> F
         "value": error.get("input"),
         "hint": _hint(field),
         "choices": " or ".join(choices),
-        "nearest": nearest(last, list(owner.model_fields)),
+        "nearest": _unknown(model, owner, last),
         "message": message[:1].lower() + message[1:],
     }
     sentence = SENTENCES.get(kind, SENTENCES["other"]).format_map(words)

@@ -114,6 +114,12 @@ def _is_longer(rounds: object, patience: object) -> bool:
     return isinstance(rounds, int) and isinstance(patience, int) and rounds > patience + 1
 
 
+def _without_fedavg(methods: object) -> object:
+    """A list of methods without FedAvg, which has no hook: one way to write plain averaging is enough."""
+    names: tuple[object, ...] = ("fedavg", {"fedavg": {}}, {"fedavg": None})
+    return [spec for spec in methods if spec not in names] if isinstance(methods, list) else methods
+
+
 def _has_dp(methods: object, _: object) -> bool:
     return isinstance(methods, list) and any("dp" in (spec if isinstance(spec, dict) else [spec]) for spec in methods)
 
@@ -257,7 +263,9 @@ class Config(Group):
     on_nonfinite: Literal["error", "skip"] = key(
         "error", "error: an update that is not finite ends the run; skip: the round goes on without that client"
     )
-    methods: list[str | Settings] = key([], "methods, applied in this order")
+    methods: Annotated[list[str | Settings], BeforeValidator(_without_fedavg)] = key(
+        [], "methods, applied in this order; an empty list is fedavg"
+    )
     loggers: list[str | Settings] = key([], "functions of your own (module:function) that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")

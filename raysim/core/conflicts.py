@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import combinations, permutations
 
 from raysim.base.own import is_own_function, place_of
+from raysim.base.texts import listed
 from raysim.core.hooks import CALLS
 from raysim.core.layout import Layout
 from raysim.core.method import Method
@@ -74,30 +75,45 @@ def conflicts(
                 nothing = f"{method.name} claims {claim}, but this run trains and shares nothing of that name"
                 faults.append(f"{nothing}: {_known(claim, resources)}")
     faults += exclusions(methods)
-    for first, second in combinations([m for m in methods if not m.is_phase], 2):
-        faults += [] if exclusions((first, second)) else _clashes(first, second, resources)
-    return faults
+    pairs = list(combinations([m for m in methods if not m.is_phase], 2))
+    pairs = [pair for pair in pairs if not exclusions(pair)]
+    return faults + _decided_twice(pairs, resources) + [text for pair in pairs for text in _discarded(*pair)]
 
 
 def exclusions(methods: Sequence[Method]) -> list[str]:
-    """Which methods have a hook that another one excludes."""
-    faults = []
+    """Which methods have a hook that another one excludes: one fault for each reason."""
+    reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, other in permutations(methods, 2):
         hooks = [hook for hook in method.excludes if getattr(other, hook) not in (None, False)]
         if hooks and other.name not in method.trusts:
-            why = f"because of its `{hooks[0]}`: {method.excludes[hooks[0]]}"
-            faults.append(f"{other.name} cannot run beside {method.name} {why}; drop one")
+            reasons.setdefault((hooks[0], method.excludes[hooks[0]]), []).append((other.name, method.name))
+    faults = []
+    for (hook, text), pairs in reasons.items():
+        others, beside = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+        its = f"because of {'its' if len(others) == 1 else 'their'} `{hook}`"
+        keep = "drop one" if len(pairs) == 1 else f"drop {listed(others, 'and')}, or {listed(beside, 'and')}"
+        faults.append(f"{listed(others, 'and')} cannot run beside {listed(beside, 'and')} {its}: {text}; {keep}")
     return faults
 
 
-def _clashes(first: Method, second: Method, resources: Sequence[str]) -> list[str]:
-    """What two methods both decide, and what the second, which stands behind the first, would discard of it."""
+def _decided_twice(pairs: Sequence[tuple[Method, Method]], resources: Sequence[str]) -> list[str]:
+    """What several methods decide: one fault for each such thing."""
+    rivals: dict[tuple[str, ...], dict[str, Method]] = {}
+    for pair in pairs:
+        if both := tuple(resource for resource in resources if all(_claims(method, resource) for method in pair)):
+            rivals.setdefault(both, {}).update({method.name: method for method in pair})
     faults = []
-    if both := [resource for resource in resources if _claims(first, resource) and _claims(second, resource)]:
-        faults.append(
-            f"{first.name} and {second.name} both decide {', '.join(both[:3])}{' ...' if len(both) > 3 else ''}: "
-            f"drop one, or build one of them without that part ({'; '.join(map(_options_of, (first, second)))})"
-        )
+    for both, named in rivals.items():
+        decide = f"{listed(list(named), 'and')} {'both' if len(named) == 2 else 'all'} decide"
+        what, options = f"{', '.join(both[:3])}{' ...' if len(both) > 3 else ''}", map(_options_of, named.values())
+        keep = "drop one" if len(named) == 2 else "keep one"
+        faults.append(f"{decide} {what}: {keep}, or build one of them without that part ({'; '.join(options)})")
+    return faults
+
+
+def _discarded(first: Method, second: Method) -> list[str]:
+    """What the second method, which stands behind the first, would discard of it."""
+    faults = []
     for kind, hook in REPLACES.items():
         have_hook = getattr(first, hook) is not None and getattr(second, hook) is not None
         if have_hook and _replaces(second, kind) and not _replaces(first, kind):

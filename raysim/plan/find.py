@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import SupportsFloat, TypeVar, cast
 
@@ -277,6 +278,8 @@ class MethodNames:
             return {name: options}
 
         spec.__doc__ = METHODS[name].__doc__
+        options_of = signature(METHODS[name], eval_str=True).replace(return_annotation=Spec)
+        vars(spec)["__signature__"] = options_of  # what Jupyter completes behind the bracket
         # Without its options, `methods=[raysim.methods.fedprox]`, the name says all.
         spec.__name__ = spec.__qualname__ = name
         spec.__module__ = ""

@@ -80,6 +80,8 @@ def test_single_faults(root, tmp_path):
     assert "Did you mean 'cnn'" in faults_of(raw_config(root, model={"name": "cmn"}))["model.name"]
     assert "unknown key" in faults_of(raw_config(root, model={"widht": 3}))["model.widht"]
     assert "must be a number" in faults_of(raw_config(root, local={"epochs": "two"}))["local.epochs"]
+    for name, words in {"learning_rate": "local.lr", "batch_size": "local.batch_size or evaluation.batch_size"}.items():
+        assert faults_of(raw_config(root, **{name: 1}))[name] == f"unknown key. Did you mean {words}?"
     assert "uniform and fedvg both decide" in faults_of(raw_config(root, ["uniform", "fedvg"]))["methods"]
     assert "mu must be >= 0, got -1" in faults_of(raw_config(root, [{"fedprox": {"mu": -1}}]))["methods[0].fedprox"]
     assert (

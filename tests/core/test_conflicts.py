@@ -7,6 +7,7 @@ import pytest
 from methods import METHODS
 from raysim.base.errors import ConfigError
 from raysim.core.conflicts import conflicts, resources_of
+from raysim.core.hooks import CALLS
 from tests.support import toys
 from tests.support.federations import lora_plan, plan_of
 
@@ -57,6 +58,17 @@ def test_conflicts_name_methods_and_remedy(root, methods, words):
         assert word in text
 
 
+def test_one_cause_is_one_fault_whatever_the_number_of_methods(root):
+    rules = ["krum", "bulyan", "dnc", "trimmed_mean", "fltrust"]
+    excluded, weights, merge = sorted(faults_of(root, rules), key=lambda text: "decide merge" in text)
+    assert excluded.startswith(
+        "krum, dnc and fltrust cannot run beside bulyan and trimmed_mean because of their `weigh`"
+    )
+    assert excluded.endswith("; drop krum, dnc and fltrust, or bulyan and trimmed_mean")
+    assert weights.startswith("krum, dnc and fltrust all decide weights:")
+    assert merge.startswith("bulyan and trimmed_mean both decide merge: drop one")
+
+
 def test_right_order_of_modifier_and_replacer_is_legal(root):
     plan_of(root, ["fedrs", "univarfl", "moon"])
     plan_of(root, ["fedvg", {"freeze": {"trains_locally": True}}])
@@ -82,3 +94,11 @@ def test_claims_match_only_what_is_trained_and_shared(root):
     assert "weights:conv1.weight" in resources
     assert "backward:conv1" in resources
     assert conflicts([toys.regmean(head="nothing")], resources, {"features"})
+
+
+@pytest.mark.parametrize("methods", [["fedavg"], [{"fedavg": {}}], ["fedavg", "fedavg"]])
+def test_fedavg_by_its_name_is_the_empty_list(methods, root):
+    assert plan_of(root, methods).config == plan_of(root, []).config
+    assert plan_of(root, [*methods, "fedprox"]).config == plan_of(root, ["fedprox"]).config
+    made = METHODS["fedavg"]()
+    assert [hook for hook in CALLS if getattr(made, hook) is not None] == []
