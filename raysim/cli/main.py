@@ -105,7 +105,8 @@ def run(
         with progress.line as line:
             told = line.listener()
             finished = launch.finished_run(raw, source, told, on_start=progress.start, on_round=progress.round)
-    print_table(run_table(finished.folder, finished.summary, time.monotonic() - began))
+    spent = time.monotonic() - began if progress.has_rounds else None
+    print_table(run_table(finished.folder, finished.summary, spent))
     if at := address(finished.folder, str(finished.config["storage"])):
         out.print(f"stored at:     {at}", markup=False)
     out.print(f"run directory: {finished.folder}", markup=False)

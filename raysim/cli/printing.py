@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,17 +54,16 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
     return 0
 
 
-#: Metrics that a column of the table has already, under its own name.
-SHOWN = {"server/accuracy": "last accuracy", "accuracy": "last accuracy", "best_accuracy": "best accuracy"}
-
-
 def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
-    """The first of these trials, best first, with the labels that tell them apart, and with both accuracies.
+    """The first of these trials, best first, with the labels that tell them apart, the last and the best score, and headlines.
 
     Rounds are counted from 1.
     """
     metric = sweep.base.tune.metric
-    ranking = SHOWN.get(metric, metric)
+    mains = {outcomes[trial.name].main for trial in trials}
+    main = mains.pop() if len(mains) == 1 else "score"
+    last, best = f"last {main}", f"best {main}"
+    ranking = {f"server/{main}": last, main: last, f"best_{main}": best}.get(metric, metric)
     order = ", lowest first" if sweep.base.tune.direction == "min" else ""
     count = f"best {MOST_ROWS} of {len(trials)}" if len(trials) > MOST_ROWS else str(len(trials))
     table = Table(title=f"{sweep.folder.name}: {count} trial{'s' * (len(trials) != 1)}, by {ranking}{order}")
@@ -72,10 +72,11 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     names = [name for name in known if len({repr(each.get(name)) for each in labels}) > 1] or known
     is_finished = all(outcomes[trial.name].status == "completed" for trial in trials[:MOST_ROWS])
     columns: dict[str, Callable[[Outcome], str]] = {
-        **({} if metric in SHOWN else {metric: lambda end: _number(end.score), "its best round": _best_round}),
-        "last accuracy": lambda end: _number(end.last),
-        "best accuracy": lambda end: _number(end.best),
-        **({"best round": _best_round} if metric in SHOWN else {}),
+        **({metric: lambda end: _number(end.score), "its best round": _best_round} if ranking == metric else {}),
+        last: lambda end: _number(end.last),
+        best: lambda end: _number(end.best),
+        **({"best round": _best_round} if ranking != metric else {}),
+        **{name: partial(_headline, name) for name in _headlines(trials, outcomes)},
         "seconds of rounds": lambda end: f"{end.seconds:.1f}",
         **({} if is_finished else {"status": lambda end: end.status}),
     }
@@ -88,6 +89,21 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     if len(trials) > MOST_ROWS:
         table.caption = f"{len(trials) - MOST_ROWS} more in results.csv"
     return table
+
+
+def _headlines(trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> list[str]:
+    """Headlines of these trials that are not the same in all of them."""
+    found = [outcomes[trial.name].headlines for trial in trials]
+    names = dict.fromkeys(name for each in found for name in each)
+    return [name for name in names if len({_shown(each.get(name)) for each in found}) > 1]
+
+
+def _headline(name: str, end: Outcome) -> str:
+    return _shown(end.headlines.get(name))
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 def _short(label: object) -> str:
@@ -143,7 +159,7 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
     """
     from raysim.reporting.build import make_report, published_report
     from raysim.reporting.document import conclusions
-    from raysim.reporting.render import header_of, lines_of, terminal
+    from raysim.reporting.render import effects, header_of, lines_of, terminal
     from raysim.reporting.report import default_folder, write
 
     with LiveLine() as line:
@@ -153,6 +169,10 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
     for table in report.tables:
         out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
         print_table(terminal(header_of(table, report.group.rows), lines_of(table)))
+    tested = {"over tables": report.by_table, **report.by_seed}
+    for title, tests in ((title, tests) for title, tests in tested.items() if tests):
+        out.print(f"paired differences, {title}: mean, 95 % interval, d; bold: without 0", markup=False)
+        print_table(terminal(*effects(tests, report.tables[0].names, report.measure)))
     for other in report.others:
         out.print(other.title, markup=False)
         print_table(terminal(other.header, other.lines))

@@ -25,6 +25,7 @@ from rich.table import Table
 from raysim.base.direction import SUMMARY, main_of
 from raysim.base.progress import Listener, clock
 from raysim.base.texts import round_name, visible
+from raysim.folders.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from raysim.base.settings import Settings
@@ -95,8 +96,12 @@ def note_home() -> None:
         err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
 
 
-def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
-    """The scores of a finished run; rounds are counted from 1."""
+def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> Table:
+    """The scores of a finished run; rounds are counted from 1.
+
+    Args:
+      seconds: that the user waited; None for a run that was finished before.
+    """
     from raysim.config import methods_label
 
     table = Table(title=escape(f"{folder.name if folder else ''}: {methods_label(summary['methods'])}"))
@@ -109,7 +114,12 @@ def run_table(folder: Path | None, summary: Settings, seconds: float) -> Table:
         table.add_row("best", f"{best:.4f}", round_name(summary["best_round"]))
         if late is not None:  # none: the run ended long after an evaluation
             table.add_row("mean of the last 10 %", f"{late:.4f}", "")
-    table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_total']:.1f} in rounds")
+    for name, value in summary.get("headlines", {}).items():
+        table.add_row(escape(name), f"{value:.4g}", "")
+    if seconds is None:
+        table.add_row("seconds in rounds", f"{summary['seconds_total']:.1f}", "")
+    else:
+        table.add_row("seconds", f"{seconds:.1f}", f"{summary['seconds_total']:.1f} in rounds")
     if summary["stopped_by"]:
         table.caption = f"ended early: {summary['stopped_by']}"
     return table
@@ -204,14 +214,17 @@ class Progress:
         self._began = self._rounds_began = time.monotonic() if began is None else began
         self._is_quiet, self.line = is_quiet, LiveLine(is_quiet=is_quiet)
         self._first, self._total = 0, 0
+        self.has_rounds = False  # that this process runs
         self._score, self._evaluated = "", 0
+        self._named: dict[str, str] = {}  # `progress` of the configuration
 
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
         """The rounds begin; first_round: index of the first one."""
-        self._first, self._total = first_round, num_rounds
+        self._first, self._total, self.has_rounds = first_round, num_rounds, first_round < num_rounds
         self._rounds_began = time.monotonic()
         if self._is_quiet:
             return
+        self._named = dict.fromkeys(RunFolder(folder).read_config().get("progress", ()), "")
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
         if first_round == num_rounds:
@@ -232,11 +245,13 @@ class Progress:
             self._score, self._evaluated = f"{main} {record.metrics[f'server/{main}']:.4f}", number
         spent = time.monotonic() - self._rounds_began
         left = spent / (number - self._first) * (self._total - number)
+        self._named |= {name: f"{record.metrics[name]:.4g}" for name in self._named if name in record.metrics}
         loss = f"loss {record.metrics['train/loss']:.4f}"
         count = f"{number:>{len(str(self._total))}}/{self._total}"
         when = "" if self._evaluated == number else f" (round {self._evaluated})"
         score = f"{self._score}{when}  " if self._score else ""
-        text = f"round {count}  {score}{loss}  {clock(left)} left"
+        named = "".join(f"  {name} {value}" for name, value in self._named.items() if value)
+        text = f"round {count}  {score}{loss}{named}  {clock(left)} left"
         self.line.show(text, is_last=True)
         is_last, is_due = number == self._total, number % max(1, self._total // 100) == 0
         if not out.is_jupyter and (is_last or (is_due and not self.line.is_replaced)):
@@ -245,8 +260,6 @@ class Progress:
 
 def _trainers(folder: Path) -> str:
     """Who computes, as env.json has it; the number of threads is part of what the bits of a run depend on."""
-    from raysim.folders.run_folder import RunFolder
-
     run = RunFolder(folder)
     taken = run.read_json(run.environment)["resources"]
     count, threads = taken["trainers"], taken["threads_per_trainer"]

@@ -266,6 +266,7 @@ class Config(Group):
     methods: Annotated[list[str | Settings], BeforeValidator(_without_fedavg)] = key(
         [], "methods, applied in this order; an empty list is fedavg"
     )
+    progress: list[str] = key([], "columns of progress.csv in the live line and the last table, such as dp/epsilon")
     loggers: list[str | Settings] = key([], "functions of your own (module:function) that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")

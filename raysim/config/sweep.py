@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raysim.base.errors import ConfigError, Fault, refuse
-from raysim.base.settings import Raw, Settings, assign
+from raysim.base.settings import Raw, Settings, assign, flatten
 from raysim.config.counting import left_idle, remove, sets, value_at
 from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
@@ -283,6 +283,19 @@ def trial_name(values: Mapping[str, object], space: Iterable[str]) -> str:
     """A folder name: "alpha=0.1,method=FedVG" with what no folder name should hold replaced by -."""
     parts = ["{}={}".format(*_as_label(axis, value, space)) for axis, value in values.items()]
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-.") or "trial"
+
+
+def named_by_what_runs(raw: Raw, values: Raw, space: Mapping[str, Raw]) -> Settings:
+    """Axis -> value, with what runs in the place of a label whose data set or model `tune.fixed` overrides, as `scale` does."""
+    fixed = flatten(as_mapping(value_at(raw, "tune.fixed")))
+    named = dict(values)
+    for axis, value in values.items():
+        label = next((each for each in named_settings(raw, axis, space[axis]) or () if each == value), None)
+        settings = flatten(_settings_of(raw, axis, label, space)) if label is not None else {}
+        ran = {key: fixed.get(key, settings[key]) for key in ("data.name", "model.name") if key in settings}
+        if any(settings[key] != name for key, name in ran.items()):
+            named[axis] = " ".join(map(str, ran.values()))
+    return named
 
 
 def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None:

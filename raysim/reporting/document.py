@@ -195,9 +195,9 @@ def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
       changed: settings that are not those of the recipe that has the published numbers.
     """
     reasons = {
-        "The tables name what ran. Such scaled-down runs only show that the recipe works; no published number belongs "
-        "beside them.": misnamed,
-        "The recipe is that of the published numbers; differences to them are those of another experiment.": changed,
+        "The tables name what ran. Such scaled-down runs only show that the recipe works; the numbers that the paper prints for "
+        "the whole experiment stand in lines of their own.": misnamed,
+        "The recipe is that of the published numbers, which belong to another experiment.": changed,
     }
     return [f"NOT the labelled experiment: {'; '.join(what)}. {why}" for why, what in reasons.items() if what]
 
@@ -253,7 +253,7 @@ def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     )
     ahead = ", ".join(f"{row} in {len(first[row])}" for row in others if first[row])
     ties = ", ".join(f"{row} in {tied[row]}" for row in others if tied[row])
-    words += f"; also {metric.first}: {ahead}" if ahead else ""
+    words += f"; {'also ' * bool(first[lead])}{metric.first}: {ahead}" if ahead else ""
     words += f"; tied: {ties}" if ties else ""
     return f"{words}. {_told_apart(first)}".strip()
 

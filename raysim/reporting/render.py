@@ -24,12 +24,15 @@ PUBLISHED = "published (difference)"
 #: Name of the lines with p adjusted for the number of tests.
 HOLM = "Holm-adjusted"
 
-#: Lines that belong to the line above them.
-BELOW = (PUBLISHED, HOLM)
+#: Name of the lines with numbers that were published for the experiment that a shrunken recipe stands for.
+ELSEWHERE = "published for another experiment"
 
-MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
-LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-RICH = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
+#: Lines that belong to the line above them.
+BELOW = (PUBLISHED, ELSEWHERE, HOLM)
+
+MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "grey": "<small>{}</small>", "": "{}"}
+LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "grey": r"\textcolor{{gray}}{{{}}}", "": "{}"}
+RICH = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "grey": "[dim]{}[/dim]", "": "{}"}
 LATEX_NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
 LATEX_SIGNS = str.maketrans(
     {
@@ -64,13 +67,22 @@ def lines_of(table: Table) -> list[Line]:
         texts = [_ours(cell, has_counts, table.metric.digits) for cell in cells]
         lines.append((row, tuple(map(Entry, texts, marks))))
         lines += published_line(map(published_text, cells))
+        lines += published_line(map(_elsewhere, cells), ELSEWHERE, "grey")
     return lines + _gain_lines(table)
 
 
-def published_line(texts: Iterable[str]) -> list[Line]:
+def _elsewhere(cell: Cell | None) -> str:
+    """The number that was published for the experiment which a cell's runs stand for."""
+    if cell is None or cell.elsewhere is None:
+        return ""
+    value = cell.elsewhere.value
+    return cell.elsewhere.text if value is None else accuracy(value, cell.elsewhere.std)
+
+
+def published_line(texts: Iterable[str], name: str = PUBLISHED, mark: str = "") -> list[Line]:
     """The line with published numbers below another one, in a list; an empty list if there are none."""
-    entries = tuple(map(Entry, texts))
-    return [(PUBLISHED, entries)] if any(entry.text for entry in entries) else []
+    entries = tuple(Entry(text, mark if text else "") for text in texts)
+    return [(name, entries)] if any(entry.text for entry in entries) else []
 
 
 def _gain_lines(table: Table) -> list[Line]:
@@ -132,8 +144,8 @@ def header_of(table: Table, rows: str, quantity: str | None = None) -> list[str]
 
 
 def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
-    """One `table` environment for each table; needs the package booktabs."""
-    parts = ["% needs \\usepackage{booktabs}; the first mean bold, the second underlined in each column\n"]
+    """One `table` environment for each table; needs the packages booktabs and xcolor."""
+    parts = ["% needs \\usepackage{booktabs,xcolor}; the first mean bold, the second underlined in each column\n"]
     for table in tables:
         columns, unit = "r" * len(table.columns), " (%)" * table.metric.is_share
         parts += [
@@ -145,7 +157,7 @@ def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
         ]
         for name, entries in lines_of(table):
             cells = _marked(entries, LATEX, latex_text)
-            if name == PUBLISHED:
+            if name in (PUBLISHED, ELSEWHERE):
                 cells = [f"{{\\footnotesize {cell}}}" if cell else "" for cell in cells]
                 parts.append(_latex_line([f"\\quad{{\\footnotesize {name}}}", *cells]))
             else:
@@ -169,7 +181,7 @@ def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
     for index, cell in enumerate(header):
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
     for name, entries in lines:
-        style = "dim" if name == PUBLISHED else None
+        style = "dim" if name in (PUBLISHED, ELSEWHERE) else None
         shown.add_row(f"  {name}" if style else escape(name), *_marked(entries, RICH, escape), style=style)
     return shown
 

@@ -84,6 +84,11 @@ class ReportedRun:
         }
 
     @property
+    def meant(self) -> dict[str, Label]:
+        """The labels with the data set and the model that they claim."""
+        return {key: value for key, value in {**self.labels, **self.claimed}.items() if key != "in place of"}
+
+    @property
     def is_joint(self) -> bool:
         """Whether one client had all examples: nothing was federated."""
         return bool(self.settings.get("partition.scheme") == "joint")
@@ -149,8 +154,7 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     methods are written with its name, `fedprox (mu=0.1)`, so that rows need no empty columns.
 
     Labels of data set and model that the configuration does not bear out give way to what ran: a recipe scaled down to
-    digits is not called CIFAR-10, and no published number stands beside it. Where several were claimed, the label
-    `in place of` keeps them apart.
+    digits is not called CIFAR-10. Where several were claimed, the label `in place of` keeps them apart.
     """
     runs = [_without_methods(run) for run in runs]
     bare = [run for run in runs if not run.labels and run.config]
@@ -302,10 +306,6 @@ ASIDE = ABOUT | {"data.root", "data.test_sets", "model.channels_last", "evaluati
 #: Methods that only look on.
 ONLOOKERS = ("diagnostics", "keep_factors")
 
-#: Changes that are listed; more only say that it is another experiment altogether.
-MOST_KEYS = 6
-
-
 Key = frozenset[tuple[str, str | float | None]]
 
 
@@ -319,13 +319,12 @@ def changed_settings(runs: Sequence[ReportedRun], theirs: Sequence[Published], t
     trials = [trial for name in dict.fromkeys(tables) for trial in _trials(name)]
     changes: dict[str, None] = {}
     for run in runs:
-        cell, key = match(theirs, run.labels), _key(run.labels)
+        cell, key = match(theirs, run.meant), _key(run.meant)
         meant = [recipe for its_key, its_cell, recipe in trials if its_key == key or (cell and its_cell == cell)]
         if meant:
             fewest: list[str] = min((_deviations(run, recipe) for recipe in meant), key=len)
             changes |= dict.fromkeys(fewest)
-    more = [f"and {len(changes) - MOST_KEYS} more"] if len(changes) > MOST_KEYS else []
-    return list(changes)[:MOST_KEYS] + more
+    return list(changes)
 
 
 def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:

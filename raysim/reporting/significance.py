@@ -99,6 +99,10 @@ def wilcoxon_greater(left: Sequence[float], right: Sequence[float]) -> Wilcoxon:
     return Wilcoxon(p, observed / 2, len(left), len(gaps), len(sizes) < len(gaps))
 
 
+#: Pairs from which on a standardised effect is told.
+LEAST_PAIRS = 3
+
+
 @dataclass(frozen=True)
 class Effect:
     """The size of a paired difference, left less right.
@@ -106,7 +110,8 @@ class Effect:
     Attributes:
       mean: of the differences, in the values' own unit.
       low, high: 95 % interval of that mean by Student's t, which takes the differences for normal; None for one pair.
-      d: mean over standard deviation of the differences (Cohen's d of paired values); None for one pair, or equal ones.
+      d: mean over standard deviation of the differences (Cohen's d of paired values); None for fewer than LEAST_PAIRS, whose
+        deviation says little, and for equal differences.
       num_pairs: equal pairs count.
     """
 
@@ -134,7 +139,7 @@ def effect_of(left: Sequence[float], right: Sequence[float]) -> Effect:
         return Effect(mean, None, None, None, count)
     deviation = float(gaps.std(ddof=1))
     half = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * deviation / count**0.5
-    is_spread = deviation > 1e-12 * max(1.0, abs(mean))
+    is_spread = deviation > 1e-12 * max(1.0, abs(mean)) and count >= LEAST_PAIRS
     return Effect(mean, mean - half, mean + half, mean / deviation if is_spread else None, count)
 
 

@@ -38,6 +38,7 @@ class Cell:
     scores: mostly by seed. A cell of a published table has none, and n = 0.
     metric: what the scores are.
     is_joint: whether all its runs trained on all examples together.
+    elsewhere: published for the data set and the model that its runs claim, and did not use.
     """
 
     labels: Mapping[str, Label]
@@ -48,6 +49,7 @@ class Cell:
     published: Published | None = None
     is_joint: bool = False
     metric: ReportMetric = ACCURACY
+    elsewhere: Published | None = None
 
     @property
     def n(self) -> int:
@@ -200,7 +202,10 @@ def _cell(
     labels = {**next(iter(seeds.values())).labels, **more}
     folders = {seed: run.folder for seed, run in runs.items()}
     is_joint = all(run.is_joint for run in runs.values())
-    return replace(cell_of(labels, scores, match(tables, labels)), folders=folders, is_joint=is_joint, metric=metric)
+    first = next(iter(seeds.values()))
+    elsewhere = match(tables, {**first.meant, **more}) if first.claimed else None
+    cell = cell_of(labels, scores, match(tables, labels))
+    return replace(cell, folders=folders, is_joint=is_joint, metric=metric, elsewhere=elsewhere)
 
 
 def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:

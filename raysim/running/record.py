@@ -241,6 +241,24 @@ def judged(
     }
 
 
+#: Column of progress.csv -> what tables of finished runs call it.
+HEADLINES = {"dp/epsilon": "epsilon", "attack/success": "attack success"}
+
+
+def headlines(rows: Sequence[Mapping[str, str]], more: Sequence[str] = ()) -> dict[str, float]:
+    """The numbers that a run's methods are for, by name: the last epsilon, attack success and number of chosen clients, and all
+    megabytes that clients sent.
+
+    Args:
+      more: further columns of progress.csv, by their own names: `progress` of the configuration.
+    """
+    columns = dict.fromkeys(name for row in rows for name in row)
+    names = {name: HEADLINES.get(name, name) for name in columns if name in HEADLINES or name.endswith("/chosen")}
+    names |= {name: name for name in more if name in columns}
+    found = {heading: list(_points(rows, name).values())[-1] for name, heading in names.items() if _points(rows, name)}
+    return found | {"megabytes up": sum(_points(rows, "comm/up_mb").values())}
+
+
 def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:
     """Why the run ends after these rounds; empty if it goes on. It looks at records alone, so that a resumed run agrees.
 

@@ -46,6 +46,11 @@ class Run:
         return self.folder.name
 
     @property
+    def sweep(self) -> str:
+        """The name of the sweep that the run is a trial of; empty for other runs."""
+        return next((folder.name for folder in list(self.folder.parents)[:2] if (folder / "sweep.yaml").is_file()), "")
+
+    @property
     def status(self) -> Status:
         """Whether the run is completed, stopped, failed or unfinished, and what it said of that."""
         return self._files.status
@@ -203,13 +208,14 @@ class Runs(Sequence[Run]):
         return f"Runs of {len(self)}: {names}{' ...' if len(self) > 5 else ''}"
 
     def frame(self) -> pd.DataFrame:
-        """A row a run, by its name: the settings or labels in which the runs differ, its accuracies, its status."""
+        """A row a run, by its name: its sweep, the settings or labels in which the runs differ, its accuracies, its status."""
         import pandas as pd
 
         labels = [_labels(run) for run in self]
         varying = differing(labels)
         rows = [
-            {name: row.get(name) for name in varying}
+            ({"sweep": run.sweep} if any(each.sweep for each in self) else {})
+            | {name: row.get(name) for name in varying}
             | {"accuracy": run.accuracy, "best_accuracy": run.best_accuracy, "status": run.status.name}
             for run, row in zip(self, labels, strict=True)
         ]

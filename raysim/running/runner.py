@@ -41,7 +41,7 @@ from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
 from raysim.plan.start import shown_outside, started_server
 from raysim.running.loggers import Loggers, ended
-from raysim.running.record import Recorder, reason_to_stop
+from raysim.running.record import Recorder, headlines, reason_to_stop
 from raysim.running.resume import OTHER, RunState, Step, next_step
 
 
@@ -218,6 +218,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
         "params_sha256": server.params_sha256(),
         "partition_sha256": plan.manifest.checksum,
     }
+    facts["headlines"] = headlines(recorder.rows, plan.config.progress)
     if plan.target_scale is not None:
         facts["target_scale"] = plan.target_scale
     own = [plan.task.main, plan.task.of_part, *(name.rpartition(":")[2] for name in plan.config.evaluation.metrics)]

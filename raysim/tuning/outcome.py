@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ from raysim.config import Config
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import Mark, RunFolder
 from raysim.folders.storage import Copy
-from raysim.running.record import judged
+from raysim.running.record import headlines, judged
 from raysim.running.runner import changes
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial
@@ -37,7 +37,8 @@ class Outcome:
 
     Attributes:
       labels: the trial's own. best_round: its index.
-      last, best: test accuracies, as summary.json of the run has them.
+      main: the main metric of the trial's task; last, best: its values on the test set, as summary.json of the run has them.
+      headlines: see `raysim.running.record`.
     """
 
     status: Literal["completed", "stopped", "failed", "unfinished"]
@@ -48,6 +49,8 @@ class Outcome:
     message: str = ""
     last: float | None = None
     best: float | None = None
+    headlines: Mapping[str, float] = field(default_factory=dict)
+    main: str = "accuracy"
 
     @property
     def is_finished(self) -> bool:
@@ -119,7 +122,8 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     seconds = sum(float(row["system/round_s"]) for row in rows)
     main = main_of(rows[0] if rows else ())
     last, best = scores[main], scores[f"best_{main}"]
-    return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message, last, best)
+    told = headlines(rows, trial.config.progress) if rows else {}
+    return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message, last, best, told, main)
 
 
 def known_score(end: Outcome) -> float | None:

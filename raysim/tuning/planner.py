@@ -65,7 +65,8 @@ class Planner:
         """A name for the trial with these values that no trial has yet; numbers that were drawn are shortened."""
         drawn = {axis: value for axis, value in values.items() if "grid_search" not in self._axes[axis]}
         brief = {axis: f"{value:.4g}" for axis, value in drawn.items() if isinstance(value, float)}
-        name = _short_name(sweep.trial_name({**values, **brief}, self._axes))
+        named = sweep.named_by_what_runs(self._raw, {**values, **brief}, self._axes)
+        name = _short_name(sweep.trial_name(named, self._axes))
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         return next(free for free in names if free not in self._taken)
 
