@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any
@@ -195,7 +198,17 @@ def _accounting() -> Any:
     except ImportError as error:
         text = "dp: epsilon is computed by dp-accounting, which is not installed: pip install 'raysim-fl[privacy]'"
         raise ValueError(text) from error
+    logging.getLogger("absl").addFilter(_is_not_of_accounting)  # a filter is added once
     return dp_accounting
+
+
+def _is_not_of_accounting(record: logging.LogRecord) -> bool:
+    """False for a line of dp-accounting's log, which becomes a Python warning: that is shown once, not in every round."""
+    is_theirs = "dp_accounting" in record.pathname
+    if is_theirs:
+        text = re.sub("%[a-z]", "...", str(record.msg))  # one text, whatever its numbers
+        warnings.warn(f"dp: dp-accounting says: {text}", stacklevel=2)
+    return not is_theirs
 
 
 def _refuse_buffers(layout: Layout) -> None:

@@ -86,8 +86,8 @@ def finished_run(
     return Run(folders[-1])
 
 
-def checked_run(raw: Settings, source: str, listener: Listener) -> Plan:
-    """The plan of a run, checked. Raises ConfigError: it is a sweep; and as `check`."""
+def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights: bool = True) -> Plan:
+    """The plan of a run, checked; reads_weights: see `check`. Raises ConfigError: it is a sweep; and as `check`."""
     if axes_as_written(raw):
         verb = command("raysim", "tune", source)
         text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run, of the keys outside this group"
@@ -99,7 +99,7 @@ def checked_run(raw: Settings, source: str, listener: Listener) -> Plan:
     from raysim.plan.check import check  # loads PyTorch
     from raysim.plan.splitting import rows_line
 
-    plan = check(raw, source)
+    plan = check(raw, source, reads_weights=reads_weights)
     listener.say(rows_line(plan.config, plan.manifest))
     return plan
 
@@ -132,14 +132,14 @@ def finished_sweep(
     return sweep, outcomes
 
 
-def checked_sweep(raw: Raw, source: str, listener: Listener) -> Sweep:
-    """The plan of a sweep, checked. Raises as `plan_sweep`."""
+def checked_sweep(raw: Raw, source: str, listener: Listener, *, reads_weights: bool = True) -> Sweep:
+    """The plan of a sweep, checked; reads_weights: see `check`. Raises as `plan_sweep`."""
     listener.step(f"checking the trials of {source}")
     if note := note_of_values(raw):
         listener.say(f"note: {note}")
     from raysim.tuning.plan import plan_sweep  # loads PyTorch
 
-    return plan_sweep(raw, source)
+    return plan_sweep(raw, source, reads_weights=reads_weights)
 
 
 def refuse_others(name: str, value: object, kind: Any) -> None:

@@ -27,8 +27,9 @@ ANY_NUMBER = {"methods": "a file for each method is the mechanism: a new one is 
 FULL_FOLDERS: dict[str, int] = {}
 
 #: Keys of a configuration. A new one takes the place of another, or raises this with a reason; the
-#: last: data.fraction, for quick tries on a part of a set, and data.scale_targets, without which costs in EUR diverge.
-NUM_KEYS = 155
+#: last: data.fraction, for quick tries on a part of a set, data.scale_targets, without which costs in EUR diverge, and
+#: progress, for numbers that a method is for.
+NUM_KEYS = 156
 
 #: Name of files in several rooms -> why.
 SAME_NAME = {

@@ -52,7 +52,7 @@ class Priced:
 def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
     """Print what a run costs. Raises as `raysim.launch.checked_run`."""
     with line:
-        plan = checked_run(raw, source, line.listener())
+        plan = checked_run(raw, source, line.listener(), reads_weights=False)
         start_s = time.monotonic() - command_began()
         cost = cost_of(plan)
         rates, _ = measure_all([(cost, lambda: plan)], line.step)
@@ -66,7 +66,7 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
 def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     """Print what the trials of a sweep cost that are still to run. Raises as `raysim.launch.checked_sweep`."""
     with line:
-        sweep = checked_sweep(raw, source, line.listener())
+        sweep = checked_sweep(raw, source, line.listener(), reads_weights=False)
         Copy(sweep.place).fetch()  # of a sweep at a URI, what it has done elsewhere
         start_s = time.monotonic() - command_began()
         firsts = [trial for trial in sweep.trials if not trial.same_as]
@@ -102,7 +102,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
 
 
 def _plan(trial: SweepTrial) -> Plan:
-    return check(trial.config.model_dump(mode="json"), f"trial {trial.name}")
+    return check(trial.config.model_dump(mode="json"), f"trial {trial.name}", reads_weights=False)
 
 
 def _machine() -> dict[str, float]:

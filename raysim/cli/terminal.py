@@ -25,11 +25,11 @@ from rich.table import Table
 from raysim.base.direction import SUMMARY, main_of
 from raysim.base.progress import Listener, clock
 from raysim.base.texts import round_name, visible
-from raysim.folders.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from raysim.base.settings import Settings
     from raysim.engine.round_metrics import RoundRecord
+    from raysim.folders.run_folder import RunFolder
 
 #: Exit status where standard output was closed, as of a program that SIGPIPE ends.
 CLOSED = 128 + signal.SIGPIPE
@@ -224,7 +224,10 @@ class Progress:
         self._rounds_began = time.monotonic()
         if self._is_quiet:
             return
-        self._named = dict.fromkeys(RunFolder(folder).read_config().get("progress", ()), "")
+        from raysim.folders.run_folder import RunFolder
+
+        run = RunFolder(folder)
+        self._named = dict.fromkeys(run.read_config().get("progress", ()), "")
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
         if first_round == num_rounds:
@@ -232,7 +235,7 @@ class Progress:
             self.line.say(f"all {num_rounds} rounds are in {folder}; {more}")
             return
         rounds = f"{num_rounds} round{'s' * (num_rounds != 1)}"
-        self.line.say(f"{where} {rounds} in {folder} ({spent}; {_trainers(folder)})")
+        self.line.say(f"{where} {rounds} in {folder} ({spent}; {_trainers(run)})")
         self.line.show(f"round {first_round + 1}/{num_rounds}")
 
     def round(self, record: RoundRecord) -> None:
@@ -258,9 +261,8 @@ class Progress:
             say(text)
 
 
-def _trainers(folder: Path) -> str:
+def _trainers(run: RunFolder) -> str:
     """Who computes, as env.json has it; the number of threads is part of what the bits of a run depend on."""
-    run = RunFolder(folder)
     taken = run.read_json(run.environment)["resources"]
     count, threads = taken["trainers"], taken["threads_per_trainer"]
     each = "1 thread" if threads == 1 else f"{threads} threads"

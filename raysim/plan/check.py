@@ -53,6 +53,7 @@ def check(
     has_room: bool = False,
     ready: Ready | None = None,
     validates: bool | None = None,
+    reads_weights: bool = True,
 ) -> Plan:
     """Check a raw configuration completely, without starting Ray or writing a run.
 
@@ -60,6 +61,7 @@ def check(
       has_room: its resources were reserved already, perhaps on a smaller machine than the one that checked them.
       ready: what was made of its data before; its files are then not looked at, nor needed.
       validates: whether something uses validation rows; None: as this configuration has it.
+      reads_weights: False: what `model.pretrained` names is neither read nor fetched, as for the price of a run.
     Raises:
       ConfigError: with every fault found.
     """
@@ -90,7 +92,7 @@ def check(
     spec = with_weights(model_spec(config, info), ready.made if ready else None)
     draw = partial(draw_partition, config, sets) if isinstance(sets, Sets) else lambda: sets.manifest
     manifest, partition_faults = or_faults(draw, "partition")
-    model_faults = _check_model(spec)
+    model_faults = _check_model(spec if reads_weights else replace(spec, pretrained=None))
     faults += input_faults(config, info) + model_faults + partition_faults
     faults += task_faults(config, info, None if model_faults else output_shape(spec))
     if faults or manifest is None:

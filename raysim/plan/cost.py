@@ -153,9 +153,13 @@ def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_sing
 def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates, ...]:
     """Seconds of each phase, from rounds of few and of many local steps with some clients, on the plan's own shards.
 
+    Weights are random: a step takes as long, and neither a file nor the network is needed.
+
     A network too slow for all held-out rows scores every so many-th, and what they take is scaled up: an evaluation, and
     all that a client takes beside its steps where methods score there.
     """
+    model = plan.config.model.model_copy(update={"pretrained": None})
+    plan = replace(plan, config=plan.config.model_copy(update={"model": model}))
     recipe, phases = serial_recipe(plan), make_phases(plan.config, plan.methods)
     most = math.ceil(max(1, cost.held_out) / LOOK_ROWS)
     look = _Rounds(plan, replace(recipe, held_out_every=most))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from matplotlib.figure import Figure
 
-from raysim.base.errors import Fault
-from raysim.base.own import own_errors
+from raysim.base.errors import Fault, RaysimError
+from raysim.base.own import own_errors, words_of
 from raysim.base.own_code import own_function
 from raysim.config import nearest
 from raysim.reporting.contents import ReportContents
@@ -77,16 +77,18 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
     """File name -> figure, for the figures asked for: `norms` for one figure of a kind, `norms_1` and so on for several.
 
     Args:
-      on_missing: on_missing(kind, reason) for a figure that was asked for and that the runs do not hold.
-    Raises:
-      OwnCodeError: a function of the user's own failed.
+      on_missing: on_missing(kind, reason) for a figure that failed, or that was asked for and that the runs do not hold.
     """
     drawn: dict[str, Figure] = {}
     for name in kinds(report.group.figures):
         function = figure_function(name)
-        with own_errors():
-            made = function(report)
-            found = [made] if isinstance(made, Figure) else list(made)
+        try:
+            with own_errors():
+                made = function(report)
+                found = [made] if isinstance(made, Figure) else list(made)
+        except Exception as error:  # one figure, of whoever's code, never costs the report
+            on_missing(name, str(error) if isinstance(error, RaysimError) else words_of(error))
+            continue
         if not found and report.group.figures is not None:
             reasons = [text for text in _paragraphs(function) if text.startswith("Missing: ")]
             reason = (

@@ -116,7 +116,7 @@ def _chosen(key: str, part: str, labels: Sequence[object]) -> list[object]:
     return value if labels and isinstance(value, list) else [value]
 
 
-def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
+def plan_sweep(raw: sweep.Raw, source: str, *, reads_weights: bool = True) -> Sweep:
     """All trials of a sweep with everything checked: nothing has been started or written.
 
     The whole list is drawn up front from the sweep's seed, so that one file always means the same trials: that is what
@@ -124,7 +124,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     again, and the ends of its ranges are checked.
 
     Args:
-      source: the file; a sweep without a name has that file's.
+      source: the file; a sweep without a name has that file's; reads_weights: see `check`.
     Raises:
       ConfigError: every fault of the sweep and of all its trials.
     """
@@ -136,7 +136,7 @@ def plan_sweep(raw: sweep.Raw, source: str) -> Sweep:
     place = run_place(storage, name)
     folder = folder_of(place, "copies")
     lists, ranges = _axes(whole, base.tune, source)
-    planner, probe = (Planner(whole, source, storage, name) for _ in range(2))
+    planner, probe = (Planner(whole, source, storage, name, reads_weights) for _ in range(2))
     search = None
     if base.tune.search == "optuna":
         from raysim.tuning.search import Search, end_points  # loads Optuna

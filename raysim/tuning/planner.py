@@ -48,11 +48,11 @@ class Planner:
 
     Args:
       raw: the sweep's whole configuration; source: its file.
-      storage, name: where the sweep is.
+      storage, name: where the sweep is; reads_weights: see `check`.
     """
 
-    def __init__(self, raw: sweep.Raw, source: str, storage: str, name: str):
-        self._raw, self._source = raw, source
+    def __init__(self, raw: sweep.Raw, source: str, storage: str, name: str, reads_weights: bool = True):
+        self._raw, self._source, self._reads_weights = raw, source, reads_weights
         self._storage, self._name = storage, name
         self._axes = sweep.axes(raw, source)
         self._taken: set[str] = set()
@@ -79,7 +79,9 @@ class Planner:
         if like.values != single.values:
             raise ConfigError([sweep.same_settings(self._raw, like, single, self._source)], self._source)
         place = {"storage": self._storage, "name": f"{self._name}/{name}", "resume": "auto"}
-        plan = with_whole_files(check({**single.raw, **place}, self._source, validates=self._validates))
+        raw = {**single.raw, **place}
+        found = check(raw, self._source, validates=self._validates, reads_weights=self._reads_weights)
+        plan = with_whole_files(found)
         original = self._first.setdefault(identity(plan), name)
         counts = (plan.num_rounds, plan.manifest.checksum, cost_of(plan))
         return SweepTrial(name, dict(values), single.raw, plan.config, *counts, "" if original == name else original)
@@ -123,7 +125,7 @@ def with_whole_files(plan: Plan) -> Plan:
 
 
 #: Keys of `data` and whole groups that act through the partition's rows alone, which the manifest holds.
-IN_MANIFEST = ("name", "root", "split", "split_within_clients", "test", "validation", "validation_set")
+IN_MANIFEST = ("name", "root", "fraction", "split", "split_within_clients", "test", "validation", "validation_set")
 
 
 def backend_of(config: Config) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from raysim.cli.main import app
 from raysim.config import parse_config
 from raysim.plan.check import check
 from raysim.running.runner import execute
-from tests.support.federations import raw_config
+from tests.support.federations import SMALL, raw_config
 
 
 def planned(tmp_path, monkeypatch, verb, raw):
@@ -34,6 +35,20 @@ def test_plan_of_a_run_trains_nothing_and_leaves_no_folder(root, tmp_path, monke
     assert result.exit_code == 0, result.output
     assert "on this machine" in result.output
     assert "fedvg" in result.output
+
+
+@pytest.mark.slow
+def test_a_plan_needs_no_file_of_weights(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    raw = {**SMALL, "data": {"root": str(root)}, "model": {"name": "mlp", "pretrained": "not_there.safetensors"}}
+    Path("run.yaml").write_text(yaml.safe_dump(raw))
+    sweep = raw | {"tune": {"param_space": {"local.lr": {"grid_search": [0.1, 0.2]}}}}
+    Path("sweep.yaml").write_text(yaml.safe_dump(sweep))
+    for verb, file in (("run", "run.yaml"), ("tune", "sweep.yaml")):
+        result = CliRunner().invoke(app, [verb, file, "--plan"], catch_exceptions=False)
+        assert "local steps" in result.output
+        refused = CliRunner().invoke(app, [verb, file])
+        assert "no such file of weights" in str(refused.exception)
 
 
 @pytest.mark.slow

@@ -127,6 +127,21 @@ def test_two_runs_in_two_threads_share_a_terminal(screen):
     assert not faults
 
 
+def test_the_live_line_and_the_last_table_have_the_columns_asked_for(run_file):
+    words = ["run", str(run_file), "methods=[{label_flip: {share: 0.5}}]", "progress=[attack/attackers, no/such]"]
+    output = CliRunner().invoke(app, words).output
+    assert re.search(r"round 3/3 .* attack/attackers \d", output)
+    assert re.search(r"attack/attackers │ +\d", output)
+    assert re.search(r"megabytes up │ +[\d.]+", output)
+    assert "no/such" not in output
+
+
+def test_a_finished_run_shown_again_says_the_seconds_of_its_rounds_alone(run_file):
+    first, again = (CliRunner().invoke(app, ["run", str(run_file)]).output for _ in range(2))
+    spent = re.search(r"seconds │ +[\d.]+ │ ([\d.]+) in rounds", first)[1]
+    assert re.search(rf"seconds in rounds │ +{spent} │ +│", again)
+
+
 # --- rounds -------------------------------------------------------------------------------------------------------------
 
 

@@ -13,10 +13,12 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from methods import METHODS
 from raysim.base.errors import ConfigError
 from raysim.cli.main import app
 from raysim.config import parse_config, parse_overrides, read_config
 from raysim.config.schema import Config
+from raysim.core.hooks import CALLS
 from raysim.launch import settings_of
 from raysim.plan.find import build_methods
 from raysim.reporting.measure import DEFAULT
@@ -174,6 +176,19 @@ def test_the_first_page_of_the_site_is_the_readme_with_its_picture_and_links(hoo
     for target in targets:
         place = ROOT / sources[target] if target in sources else ROOT / "docs" / target
         assert place.exists() or place.with_suffix(".ipynb").exists(), target
+
+
+def test_the_table_of_what_fits_names_hooks_that_its_methods_have():
+    text = (ROOT / "docs" / "beyond_hooks.md").read_text().split("## What fits")[1].split("##")[0]
+    rows = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("|") and "`" in line]
+    assert len(rows) > 10
+    for hooks, examples in rows:
+        named = [hook for hook in re.findall(r"`(\w+)`", hooks) if hook in CALLS]
+        for example in re.findall(r"`(\w+)`", examples):
+            made = METHODS[example]()
+            assert [hook for hook in named if getattr(made, hook) is not None], (example, named)
+    places = re.findall(r"`((?:raysim|methods)/[\w/]+\.py)`", (ROOT / "docs" / "beyond_hooks.md").read_text())
+    assert all((ROOT / place).is_file() for place in places)
 
 
 def test_every_key_has_a_meaning_and_the_page_of_keys_is_of_this_schema(hooks):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import raysim
 from raysim import Method
@@ -23,12 +26,33 @@ def plain(*, mu: float = 0.0) -> Method:
     return Method("plain", report=lambda client: {"mu": mu})
 
 
+def scans(files, *, count: int = 60):
+    """An own reader with an option."""
+    return np.arange(count * 64, dtype=np.uint32).astype(np.uint8).reshape(count, 8, 8), np.arange(count) % 3
+
+
+def silent(*, name: str = "x"):
+    """An own logger with an option."""
+    return SimpleNamespace(start=lambda *_: None, round=lambda *_: None, end=lambda *_: None)
+
+
+def heat(report):
+    """One own figure."""
+    return Figure()
+
+
 FORMS = {
     "method": {"methods": [{f"{__name__}:plain": {"mu": 0.5}}]},
     "method without options": {"methods": [f"{__name__}:plain"]},
     "model": {"model": {"name": f"{OWN}:net", "factor": 0.5}},
     "partition": {"partition": {"scheme": {f"{__name__}:parts": {"share": 0.4}}, "num_clients": 4}},
     "partition without options": {"partition": {"scheme": f"{__name__}:parts", "num_clients": 4}},
+    "reader": {"data": {"name": "scans", "reader": {f"{__name__}:scans": {"count": 90}}, "validation": 0.1}},
+    "reader without options": {"data": {"name": "scans", "reader": f"{__name__}:scans", "validation": 0.1}},
+    "logger": {"loggers": [{f"{__name__}:silent": {"name": "y"}}]},
+    "figure": {"report": {"figures": [f"{__name__}:heat", "bars"]}},
+    "method by value": {"methods": [plain(mu=0.5)]},
+    "method as a function with options": {"methods": [{plain: {"mu": 0.5}}]},
     "augmentation": {"data": {"augment": {f"{OWN}:augment": {"factor": 0.9}}}},
     "metric": {"evaluation": {"metrics": [f"{OWN}:plain_metric"]}},
     "task": {
@@ -38,10 +62,26 @@ FORMS = {
 }
 
 
+#: Values of an axis over each kind of own code -> rows of the table.
+AXES = {
+    "methods": [[f"{__name__}:plain"], [{f"{__name__}:plain": {"mu": 0.5}}]],
+    "model.name": [f"{OWN}:net", "mlp"],
+    "partition.scheme": ["iid", {f"{__name__}:parts": {"share": 0.4}}, f"{__name__}:parts"],
+    "data.augment": ["none", {f"{OWN}:augment": {"factor": 0.9}}],
+    "task": ["classes", {"tests.fuzz.tasks:drawn_task": {"base": "classes", "main": "accuracy", "direction": "max"}}],
+}
+
+
+def own_data(settings, root, form):
+    """The settings of a form; its reader writes below a folder of its own."""
+    data = {**settings["data"], **FORMS.get(form, {}).get("data", {})}
+    return data | ({"root": str(root)} if "reader" in data else {})
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_runs_of_own_code_are_reported(form, settings, tmp_path):
     """Two values of a label beside it, so that there is a table with two rows."""
-    given = {**settings, **FORMS[form], "data": {**settings["data"], **FORMS[form].get("data", {})}, "rounds": 1}
+    given = {**settings, **FORMS[form], "data": own_data(settings, tmp_path / "data", form), "rounds": 1}
     runs = [
         raysim.run(
             given | {"name": f"run-{rate}", "labels": {"method": f"lr {rate}"}, "local": {"lr": rate}}, quiet=True
@@ -51,3 +91,31 @@ def test_runs_of_own_code_are_reported(form, settings, tmp_path):
     raysim.report(runs, out=tmp_path / "report")
     text = (tmp_path / "report" / "report.md").read_text()
     assert all(f"lr {rate}" in text for rate in (0.1, 0.2))
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_own_code_may_be_an_axis_of_what_is_reported(axis, settings, tmp_path):
+    runs = [
+        raysim.run({**settings, "rounds": 1, "name": f"run-{number}"}, {axis: value}, quiet=True)
+        for number, value in enumerate(AXES[axis])
+    ]
+    report = raysim.report(runs, out=tmp_path / "report", metric="server/accuracy")
+    (table,) = report.tables.values() if len(report.tables) == 1 else [None]
+    assert len(report.cells) == len(AXES[axis])
+    assert table is None or table.size == len(AXES[axis])
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe{", b"round,server/accuracy\n0,x\n"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "summary.json", "progress.csv", "clients.parquet", "env.json", "partition.json", "COMPLETED"],
+)
+def test_one_damaged_run_never_costs_the_report(name, content, settings, tmp_path):
+    given = {**settings, "rounds": 1}
+    runs = [raysim.run(given, {"seed": seed, "name": f"run-{seed}"}, quiet=True) for seed in (0, 1)]
+    path = runs[1].folder / name
+    (next(path.iterdir()) if path.is_dir() else path).write_bytes(content)
+    report = raysim.report([run.folder for run in runs], out=tmp_path / "report", figures=["bars", "curves", "weights"])
+    assert len(report.cells) == 1
+    assert report.cells["mean"].notna().all()
+    assert "bars" in report.figures

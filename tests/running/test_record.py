@@ -17,7 +17,7 @@ from methods import METHODS
 from raysim.engine.round_metrics import RoundRecord
 from raysim.folders.run_folder import RunFolder
 from raysim.running.board import FIRST
-from raysim.running.record import COLUMNS, Recorder
+from raysim.running.record import COLUMNS, Recorder, headlines
 
 ROUNDS = 20
 RNG = np.random.default_rng(0)
@@ -131,6 +131,16 @@ def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):
         assert [row[1:] for row in csv.reader(file)][1:] == RECORDS[5].confusion.astype(str).tolist()
     assert len(RunFolder(tmp_path).client_rows()) == 6 * 5
     recorder.close()
+
+
+def test_headlines_are_the_last_numbers_that_methods_are_for_and_all_megabytes_up():
+    rows = [
+        {"round": "0", "dp/epsilon": "1.5", "krum/chosen": "2.0", "comm/up_mb": "3.0", "x/y": "7"},
+        {"round": "1", "dp/epsilon": "2.5", "attack/success": "0.0", "comm/up_mb": "4.0", "x/y": ""},
+    ]
+    found = headlines(rows, ["x/y", "not/there"])
+    assert found == {"epsilon": 2.5, "krum/chosen": 2.0, "attack success": 0.0, "x/y": 7.0, "megabytes up": 7.0}
+    assert list(found)[-1] == "megabytes up"
 
 
 def test_closing_says_nothing_of_a_directory_that_is_gone_for_that_is_said_elsewhere(tmp_path, monkeypatch):

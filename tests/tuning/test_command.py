@@ -13,13 +13,14 @@ from raysim.config import TuneGroup
 from raysim.tuning.outcome import Outcome
 
 
-def table_of(count: int, metric: str, num_completed: int = 100) -> str:
+def table_of(count: int, metric: str, num_completed: int = 100, headlines=lambda number: {}, main="accuracy") -> str:
     names = [f"lr={number}" for number in range(count)]
     outcomes = {}
     for number, name in enumerate(names):
         status = "completed" if number < num_completed else "stopped"
         score, last = 0.5 + number / 100, 0.25 + number / 100
-        outcomes[name] = Outcome(status, {"lr": number}, score, 3, 1.0, last=last, best=0.75)
+        told = {"headlines": headlines(number), "main": main}
+        outcomes[name] = Outcome(status, {"lr": number}, score, 3, 1.0, last=last, best=0.75, **told)
     sweep = SimpleNamespace(folder=SimpleNamespace(name="lr"), base=SimpleNamespace(tune=TuneGroup(metric=metric)))
     console = Console(width=200)
     with console.capture() as captured:
@@ -38,6 +39,22 @@ def test_a_whole_table_says_nothing_of_the_kind():
     text = table_of(3, "best_accuracy")
     assert "lr: 3 trials, by best accuracy" in text
     assert "more in" not in text
+
+
+def test_what_methods_are_for_is_a_column_where_trials_differ_in_it():
+    text = table_of(3, "server/accuracy", headlines=lambda number: {"epsilon": 1.5 + number, "megabytes up": 8.0})
+    assert "epsilon" in text
+    assert "3.5" in text
+    assert "megabytes up" not in text  # the same in all trials
+    text = table_of(2, "server/accuracy", headlines=lambda number: {"epsilon": 2.5} if number else {})
+    assert re.search(r"lr=?.*epsilon", text.splitlines()[2])
+
+
+def test_the_scores_have_the_name_of_the_main_metric():
+    text = table_of(2, "server/rmse", main="rmse")
+    assert "lr: 2 trials, by last rmse" in text
+    assert "best rmse" in text
+    assert "accuracy" not in text
 
 
 def test_trials_have_a_status_where_one_did_not_come_to_its_end():
