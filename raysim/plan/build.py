@@ -91,8 +91,7 @@ class Recipe:
 
     @property
     def task(self) -> Task:
-        task = task_of(self.config, self.info)
-        return task if self.target_scale is None else on_scaled_targets(task, *self.target_scale)
+        return _scaled_task(self.config, self.info, self.target_scale)
 
     @property
     def spec(self) -> ModelSpec:
@@ -139,7 +138,7 @@ class Plan:
 
     @property
     def task(self) -> Task:
-        return task_of(self.config, self.info)
+        return _scaled_task(self.config, self.info, self.target_scale)
 
     @property
     def target_scale(self) -> TargetScale | None:
@@ -186,6 +185,11 @@ def task_of(config: Config, info: SetInfo) -> Task:
     name, options = name_and_options(config.task or info.task)
     task = find_task(name)
     return task if isinstance(task, Task) else made_task(task, options)
+
+
+def _scaled_task(config: Config, info: SetInfo, scale: TargetScale | None) -> Task:
+    task = task_of(config, info)
+    return task if scale is None else on_scaled_targets(task, *scale)
 
 
 def main_metric(config: Config) -> str:

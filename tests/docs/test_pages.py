@@ -167,7 +167,7 @@ def test_the_first_page_of_the_site_is_the_readme_with_its_picture_and_links(hoo
     page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
     config = SimpleNamespace(repo_url=None)
     text = hooks.on_page_markdown((ROOT / "README.md").read_text(), page, config, None)
-    assert "real CIFAR-10 at two alphas](studies/leaderboard/figures/ranks.png)" in text
+    assert "shard files](pictures/round.svg)" in text
     assert "make demo " in text
     assert "raysim.run(" in text
     targets = {match["target"] for match in LINK.finditer(text) if match["target"] and ":" not in match["target"]}

@@ -51,6 +51,14 @@ def tensors(plan, rows):
     return torch.from_numpy(inputs.astype(np.int64) if inputs.dtype == np.int32 else inputs), torch.from_numpy(targets)
 
 
+def loss_of(plan, task):
+    """The mean loss of a batch; that of a regression is on scaled targets."""
+    if task != "regression":
+        return LOSSES[task]
+    mean, deviation = map(torch.tensor, plan.target_scale)
+    return lambda outputs, targets: F.mse_loss(outputs, (targets - mean) / deviation)
+
+
 # --- a plain loop ---------------------------------------------------------------------------------------------------------
 
 
@@ -77,14 +85,15 @@ def test_one_round_equals_a_plain_loop(task, folder):
     model, server = build_model(plan.spec, seed=plan.config.seed), server_on(plan, folder)
     begun = copy.deepcopy(model.state_dict())
     record = server.run_round(0)
-    wanted = plain_round(plan, model, LOSSES[task])
+    loss = loss_of(plan, task)
+    wanted = plain_round(plan, model, loss)
     for name, value in server.layout.views(server.state).items():
         assert_close(value - begun[name], wanted[name] - begun[name], name=name)
     model.load_state_dict(wanted)
     for rows, name in ((plan.manifest.test, "server/loss"), (plan.manifest.validation, "server/validation_loss")):
         inputs, targets = tensors(plan, rows)
         with torch.no_grad():
-            assert record.metrics[name] == pytest.approx(float(LOSSES[task](model(inputs), targets)), rel=1e-5)
+            assert record.metrics[name] == pytest.approx(float(loss(model(inputs), targets)), rel=1e-5)
     assert record.metrics["train/loss"] > 0
 
 
@@ -145,6 +154,9 @@ def linear_problem(folder, name, targets_of, outputs, rounds, lr_of):
     raw["local"] = {"lr": 1.0, "steps": 1, "batch_size": 200}
     plan = check(raw, "a test")
     inputs, targets = (part.double().numpy() for part in tensors(plan, np.concatenate(plan.manifest.clients)))
+    if plan.target_scale is not None:
+        mean, deviation = map(np.array, plan.target_scale)
+        targets = (targets - mean) / deviation  # what the layer is trained on
     ones = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
     raw["local"]["lr"] = lr_of(ones)
     return run(check(raw, "a test"), folder), ones, targets

@@ -33,7 +33,7 @@ def test_unseen_clients_never_train_and_are_scored_on_their_rows(task, tmp_path)
     server = server_on(plan, tmp_path)
     records = [server.run_round(index) for index in range(3)]
     assert {client for record in records for client in record.clients["client"]} == {0, 1, 2, 3}
-    model, task_of = build_model(plan.spec, seed=0), TASKS[task]
+    model, task_of = build_model(plan.spec, seed=0), plan.task
     model.load_state_dict({name: value.clone() for name, value in server.layout.views(server.state).items()})
     prepared, scores = PreparedSet(set_path(tmp_path, f"tiny_{task}")), []
     for rows in np.split(plan.manifest.unseen, np.cumsum(plan.manifest.unseen_sizes)[:-1]):

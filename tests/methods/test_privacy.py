@@ -161,7 +161,9 @@ def test_a_round_of_nobody_is_noise_alone(root, nobody_comes):
     plan = plan_of(root, [{"dp": {"clip": 0.5, "adaptive": 0.5}}], cohort={"sampling": "poisson"})
     server = server_on(plan, root)
     before = server.params.clone()
-    with pytest.warns(UserWarning, match=r"dp: dp-accounting says: .*failed to converge after \.\.\. iterations") as caught:
+    with pytest.warns(
+        UserWarning, match=r"dp: dp-accounting says: .*failed to converge after \.\.\. iterations"
+    ) as caught:
         record = server.run_round(0)
     assert len({str(each.message) for each in caught}) == 1  # Python shows a text once
     moved = (server.params - before).double()

@@ -103,7 +103,7 @@ PROBES = {
 }
 
 OUTSIDE = {
-    "name, storage, resume, loggers, labels, scale, checkpoint": "where and how a run is written, not what it computes",
+    "name, storage, resume, loggers, labels, progress, scale, checkpoint": "where and how a run is written, not what it computes",
     "report, calibrate, tune": "other verbs; a run refuses the groups tune and calibrate, see the cases below",
     "resources": "where a run computes; those that only Ray uses are silent in a serial run, see the schema",
     "task": "what the targets are for; a set fits one task, tests/training/test_tasks.py",

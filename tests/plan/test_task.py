@@ -51,7 +51,8 @@ def test_targets_are_scaled_by_the_training_rows_and_measured_in_their_units(tmp
     mean, deviation = plan.target_scale
     np.testing.assert_allclose(mean, trained.mean(0))
     np.testing.assert_allclose(deviation, [trained[:, 0].std(), 1.0])  # of a constant: 1
-    task = plan.recipe(Made("")).task
+    task = plan.task
+    assert plan.recipe(Made("")).target_scale == plan.target_scale
     outputs, few = torch.tensor([[0.5, 0.0], [-1.0, 0.2]]), torch.from_numpy(targets[:2])
     scaled = (few.double() - torch.tensor(mean)) / torch.tensor(deviation)
     torch.testing.assert_close(

@@ -25,6 +25,7 @@ PERSONAL_NORMS: Raw = {"personal": {"layers": "norm"}}
 #: Name -> methods, for the small CNN of tests/support/federations.py.
 CNN_CASES: dict[str, Methods] = {
     "fedavg": [],
+    "fedavg-by-name": ["fedavg"],
     "uniform": ["uniform"],
     "fedprox": [{"fedprox": {"mu": 0.3}}],
     "fedavgm": [{"fedavgm": {"beta": 0.7}}],
