@@ -112,13 +112,13 @@ def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere():
     address = "https://code.example.org/raysim"
     linked, plain = readme(text, address), readme(text, None)
     assert not RELATIVE.search(linked)
-    assert f"at two alphas]({address}/raw/main/docs/studies/leaderboard/figures/ranks.png)" in linked
-    assert f"[docs/start.md]({address}/blob/main/docs/start.md)" in linked
+    assert f"shard files]({address}/raw/main/docs/pictures/round.svg)" in linked
+    assert f"[Start]({address}/blob/main/docs/start.md)" in linked
     assert not RELATIVE.search(plain)
     assert "[Ray](https://docs.ray.io)" in plain
-    assert "\ndocs/start.md goes on from here" in plain
-    assert "ranks.png" not in plain
-    assert 'raysim.run("example:quickstart", name="mine_too"' in plain
+    assert "(performance)." in plain
+    assert "round.svg" not in plain
+    assert 'raysim.run(\n    name="costs"' in plain
 
 
 def test_metadata_says_what_it_is_for_whom_and_where_it_is_explained(tmp_path):
