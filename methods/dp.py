@@ -203,7 +203,7 @@ def _accounting() -> Any:
 
 
 def _is_not_of_accounting(record: logging.LogRecord) -> bool:
-    """False for a line of dp-accounting's log, which becomes a Python warning: that is shown once, not in every round."""
+    """Turn a log line of dp-accounting into a Python warning, which is shown once a run, and return False for it."""
     is_theirs = "dp_accounting" in record.pathname
     if is_theirs:
         text = re.sub("%[a-z]", "...", str(record.msg))  # one text, whatever its numbers

@@ -1,4 +1,4 @@
-"""FedAvg by its name, and uniform weights: every participant counts the same, whatever its number of examples."""
+"""FedAvg by name, and uniform weights: every participant has the same weight."""
 
 from __future__ import annotations
 

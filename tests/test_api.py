@@ -321,6 +321,8 @@ def test_sweep_and_report(settings):
     assert len(runs) == 4
     frame = runs.frame()
     assert {"lr", "seed", "accuracy", "status"} <= set(frame.columns)
+    assert set(frame.sweep) == {"lr"}
+    assert raysim.run(settings, name="alone", rounds=1, quiet=True).sweep == ""
     assert runs.best().accuracy == frame.accuracy.max()
     report = raysim.report(runs, rows="lr", against="0.1", metric="accuracy")
     assert report.text == (report.folder / "report.md").read_text()

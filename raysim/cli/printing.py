@@ -55,7 +55,7 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
 
 
 def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
-    """The first of these trials, best first, with the labels that tell them apart, the last and the best score, and headlines.
+    """Table of the best trials: varying labels, last and best score, headlines.
 
     Rounds are counted from 1.
     """
@@ -92,7 +92,7 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
 
 
 def _headlines(trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Headlines of these trials that are not the same in all of them."""
+    """Names of the headlines that vary between trials."""
     found = [outcomes[trial.name].headlines for trial in trials]
     names = dict.fromkeys(name for each in found for name in each)
     return [name for name in names if len({_shown(each.get(name)) for each in found}) > 1]

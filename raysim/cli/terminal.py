@@ -97,7 +97,7 @@ def note_home() -> None:
 
 
 def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> Table:
-    """The scores of a finished run; rounds are counted from 1.
+    """Table of a finished run's scores; rounds are counted from 1.
 
     Args:
       seconds: that the user waited; None for a run that was finished before.

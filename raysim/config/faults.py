@@ -172,7 +172,7 @@ SYNONYMS = {
 
 
 def _unknown(model: type[BaseModel], owner: type[BaseModel], name: str) -> str:
-    """What helps with an unknown key: the groups that have a key of this name, or the nearest names beside it."""
+    """Return a hint for an unknown key: groups with a key of this name, or the nearest names in the same group."""
     groups = {group: _owner(model, (group, name)) for group in model.model_fields}
     homes = [f"{group}.{name}" for group, inner in groups.items() if inner is not model and name in inner.model_fields]
     homes = [SYNONYMS[name]] if "local" in groups and name in SYNONYMS else homes

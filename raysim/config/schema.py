@@ -115,7 +115,7 @@ def _is_longer(rounds: object, patience: object) -> bool:
 
 
 def _without_fedavg(methods: object) -> object:
-    """A list of methods without FedAvg, which has no hook: one way to write plain averaging is enough."""
+    """Drop FedAvg from a list of methods, since it has no hook."""
     names: tuple[object, ...] = ("fedavg", {"fedavg": {}}, {"fedavg": None})
     return [spec for spec in methods if spec not in names] if isinstance(methods, list) else methods
 

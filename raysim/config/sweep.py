@@ -286,7 +286,7 @@ def trial_name(values: Mapping[str, object], space: Iterable[str]) -> str:
 
 
 def named_by_what_runs(raw: Raw, values: Raw, space: Mapping[str, Raw]) -> Settings:
-    """Axis -> value, with what runs in the place of a label whose data set or model `tune.fixed` overrides, as `scale` does."""
+    """Return axis -> value; a label whose data set or model `tune.fixed` overrides is replaced by the names that run."""
     fixed = flatten(as_mapping(value_at(raw, "tune.fixed")))
     named = dict(values)
     for axis, value in values.items():

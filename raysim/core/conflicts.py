@@ -81,7 +81,7 @@ def conflicts(
 
 
 def exclusions(methods: Sequence[Method]) -> list[str]:
-    """Which methods have a hook that another one excludes: one fault for each reason."""
+    """Faults for methods whose hooks other methods exclude, one for each reason."""
     reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, other in permutations(methods, 2):
         hooks = [hook for hook in method.excludes if getattr(other, hook) not in (None, False)]
@@ -97,7 +97,7 @@ def exclusions(methods: Sequence[Method]) -> list[str]:
 
 
 def _decided_twice(pairs: Sequence[tuple[Method, Method]], resources: Sequence[str]) -> list[str]:
-    """What several methods decide: one fault for each such thing."""
+    """Faults for resources that several methods claim, one for each set of resources."""
     rivals: dict[tuple[str, ...], dict[str, Method]] = {}
     for pair in pairs:
         if both := tuple(resource for resource in resources if all(_claims(method, resource) for method in pair)):
@@ -112,7 +112,7 @@ def _decided_twice(pairs: Sequence[tuple[Method, Method]], resources: Sequence[s
 
 
 def _discarded(first: Method, second: Method) -> list[str]:
-    """What the second method, which stands behind the first, would discard of it."""
+    """Faults for hooks of the first method that the second method replaces."""
     faults = []
     for kind, hook in REPLACES.items():
         have_hook = getattr(first, hook) is not None and getattr(second, hook) is not None

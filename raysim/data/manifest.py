@@ -312,7 +312,7 @@ def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, cho
 
 
 def _target_scale(images: PreparedSet, clients: Sequence[np.ndarray]) -> TargetScale | None:
-    """(mean, deviation) of the targets that the clients train on, in float64; deviation 1 for one that never changes."""
+    """(mean, deviation) of the training targets, in float64; the deviation of a constant is 1."""
     if images.info.target_type != "float32":
         return None
     values = images.targets[np.concatenate(clients)].astype(np.float64)

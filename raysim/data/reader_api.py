@@ -161,7 +161,7 @@ class Contents:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The further arguments of `write_set`."""
+        """Further arguments of `write_set`."""
         names = ("domains", "task", "vocabulary", "columns", "reading", "left_out")
         return {name: getattr(self, name) for name in names}
 

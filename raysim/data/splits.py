@@ -149,7 +149,7 @@ def arrange(
 
 
 def subset(labels: np.ndarray, part: float, rng: Generator) -> np.ndarray:
-    """Positions, rising, of a part of the rows with nearly the same class proportions.
+    """Return sorted positions of a part of the rows, stratified by class.
 
     Args:
       part: up to 1: a fraction, rounded down, at least one row; above 1: a number of rows.

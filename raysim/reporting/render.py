@@ -72,7 +72,7 @@ def lines_of(table: Table) -> list[Line]:
 
 
 def _elsewhere(cell: Cell | None) -> str:
-    """The number that was published for the experiment which a cell's runs stand for."""
+    """Text of the number published for the full experiment of a shrunken recipe."""
     if cell is None or cell.elsewhere is None:
         return ""
     value = cell.elsewhere.value

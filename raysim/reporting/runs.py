@@ -85,7 +85,7 @@ class ReportedRun:
 
     @property
     def meant(self) -> dict[str, Label]:
-        """The labels with the data set and the model that they claim."""
+        """Labels with the claimed data set and model."""
         return {key: value for key, value in {**self.labels, **self.claimed}.items() if key != "in place of"}
 
     @property

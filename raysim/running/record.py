@@ -246,8 +246,7 @@ HEADLINES = {"dp/epsilon": "epsilon", "attack/success": "attack success"}
 
 
 def headlines(rows: Sequence[Mapping[str, str]], more: Sequence[str] = ()) -> dict[str, float]:
-    """The numbers that a run's methods are for, by name: the last epsilon, attack success and number of chosen clients, and all
-    megabytes that clients sent.
+    """Return name -> number: last epsilon, attack success and number of chosen clients, and the sum of megabytes sent by clients.
 
     Args:
       more: further columns of progress.csv, by their own names: `progress` of the configuration.

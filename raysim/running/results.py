@@ -47,7 +47,7 @@ class Run:
 
     @property
     def sweep(self) -> str:
-        """The name of the sweep that the run is a trial of; empty for other runs."""
+        """Name of the run's sweep; empty for a run of no sweep."""
         return next((folder.name for folder in list(self.folder.parents)[:2] if (folder / "sweep.yaml").is_file()), "")
 
     @property
@@ -208,7 +208,7 @@ class Runs(Sequence[Run]):
         return f"Runs of {len(self)}: {names}{' ...' if len(self) > 5 else ''}"
 
     def frame(self) -> pd.DataFrame:
-        """A row a run, by its name: its sweep, the settings or labels in which the runs differ, its accuracies, its status."""
+        """Table with a row a run, indexed by name: sweep, varying settings or labels, accuracies, status."""
         import pandas as pd
 
         labels = [_labels(run) for run in self]

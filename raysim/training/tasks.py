@@ -169,7 +169,7 @@ REGRESSION = Task(
 
 
 def on_scaled_targets(task: Task, mean: Sequence[float], deviation: Sequence[float]) -> Task:
-    """A regression whose model predicts (y - mean) / deviation; what is kept of each example is in the units of y.
+    """Return a regression task on targets (y - mean) / deviation, with predictions measured in the units of y.
 
     Args:
       mean, deviation: (numbers,) of a target.
@@ -187,7 +187,7 @@ def on_scaled_targets(task: Task, mean: Sequence[float], deviation: Sequence[flo
 
 
 def unscaled(outputs: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """(B, numbers) predictions in the units of the targets, of outputs for scaled ones."""
+    """Return (B, numbers) predictions in the units of the targets."""
     return outputs * outputs.new_tensor(deviation) + outputs.new_tensor(mean)
 
 

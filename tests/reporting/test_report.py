@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -222,7 +223,13 @@ def test_joint_rows_are_named_as_the_bound_and_not_ranked(tmp_path):
         "Upper bound, trained on all examples together and not ranked: Joint."
     )
     assert winners([table], "FedVG") == want
+    assert "; highest: FedVG in 1" in winners([replace_best(table)], "FedAvg")  # not "also": FedAvg leads nowhere
     assert winners([table], "Joint").startswith("FedAvg has the highest mean in 1 of 2 columns")
+
+
+def replace_best(table):
+    """The table with its first column alone, in which FedVG leads."""
+    return replace(table, columns=table.columns[:1])
 
 
 def test_joint_rows_by_themselves_compete(tmp_path):

@@ -85,7 +85,8 @@ def test_effect_by_hand():
     assert (effect.low, effect.high) == (pytest.approx(2 - 2.4841, abs=1e-3), pytest.approx(2 + 2.4841, abs=1e-3))
     assert not effect.is_certain
     assert effect_of([5.0], [3.0]) == Effect(2.0, None, None, None, 1)
-    same = effect_of([0.3, 0.4], [0.1, 0.2])
+    assert effect_of([2, 4], [1, 2]).d is None  # two differences say little of their deviation
+    same = effect_of([0.3, 0.4, 0.5], [0.1, 0.2, 0.3])
     assert (same.d, same.is_certain) == (None, True)  # equal differences have no spread to be measured in
     with pytest.raises(ValueError, match="no pairs"):
         effect_of([1.0], [])

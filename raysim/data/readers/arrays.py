@@ -206,7 +206,7 @@ def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
 
 
 def _spelled(keys: Iterable[str], names: Sequence[str], part: str) -> list[str]:
-    """The keys of an .npz that are one of these names, for a part such as "train" with the part before or behind it."""
+    """Keys of an .npz that spell a name, for a part such as "train" with the part as a prefix or suffix."""
     spelled = [text for name in names for text in ((f"{part}_{name}", f"{name}_{part}") if part else (name,))]
     return [key for key in spelled if key in keys]
 

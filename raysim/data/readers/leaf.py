@@ -82,7 +82,7 @@ def _arrays(xs: Sequence[Any], ys: Sequence[Any], where: str) -> tuple[np.ndarra
 
 
 def _of_tokens(inputs: Sequence[Any], targets: Sequence[Any], given: Mapping[str, Any]) -> Contents:
-    """Sequences of characters or words, and the sequences of what follows each of them."""
+    """Contents of token sequences; targets: the next token at each position."""
     if len({len(each) for each in (*inputs, *targets)}) != 1:
         raise DataError("sequences of several lengths", given["where"], "give each x and y as many characters or words")
     counts = Counter(word for each in (*inputs, *targets) for word in each)
