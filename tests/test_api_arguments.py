@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import numpy as np
 import pytest
 
 import raysim
+from methods import METHODS
 from raysim.base.errors import ConfigError, DataError, OwnCodeError
 
 SELF: dict[str, object] = {}
@@ -104,3 +106,14 @@ def test_a_scale_group_that_is_no_group_is_one_sentence(scale, settings):
     ):
         with pytest.raises(ConfigError, match="scale"):
             call()
+
+
+def test_errors_and_the_options_of_methods_are_found_in_the_package():
+    """For `except raysim.ConfigError`, and for what an editor completes behind `raysim.methods.scaffold(`."""
+    assert issubclass(raysim.ConfigError, raysim.RaysimError)
+    assert issubclass(raysim.DataError, raysim.RaysimError)
+    for name, make in METHODS.items():
+        shown = inspect.signature(getattr(raysim.methods, name)).parameters
+        assert list(shown) == list(inspect.signature(make).parameters)
+    with pytest.raises(raysim.ConfigError, match="mu"):
+        raysim.methods.fedprox(mu=-1)
