@@ -1,4 +1,6 @@
-"""Federated-learning methods, each a function that returns a `Method`. A new one is a file and its name in a group here."""
+"""Federated-learning methods: functions that return a `Method`. To add a method, write a file and add its function
+to a group here.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from raysim.training.model import seed_global_stream
 
 
 def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Tensor]:
-    """What one client reports about its overridden layers: see the top of this file.
+    """Return a client's report on its overridden layers; the module docstring defines the numbers.
 
     Returns:
       error, gradient_norm: float64 scalars; weight_norms: (layers,) float64; layers: (layers,), their places among all.

@@ -135,7 +135,9 @@ def class_statistics(client: ClientView, *, diagonal: bool) -> dict[str, Tensor]
 
 
 def class_gaussians(report: Mapping[str, Tensor], covariance: str, gaussians: str, *, is_mammoth: bool) -> Mixture:
-    """The clients' own Gaussians, or one that pools them; fed-mammoth leaves out those of one example and widens all."""
+    """Return Gaussians per client, or pooled ones; fed-mammoth drops clients with one example and widens all
+    covariances.
+    """
     counts, means, covariances = report["counts"], report["means"], report["covariances"].double()
     if is_mammoth:
         return torch.where(counts >= 2, counts, 0), means, covariances + MAMMOTH_VARIANCE

@@ -45,7 +45,7 @@ def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
 
 
 def random_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
-    """A client sends entries of its update that are drawn anew in each round; their places follow from a seed of 8 bytes.
+    """Send randomly drawn entries of an update; the places follow from a seed of 8 bytes, a new one each round.
 
     Stich et al. 2018 (arXiv:1809.07599), rand_k, with error feedback as `top_k` has it. Without error feedback the entries are
     multiplied by d/k, so that their mean over the draws is the update, and the mean of ||.||^2 is d/k times the update's

@@ -45,7 +45,8 @@ def dp(
     noise_cohort_size: int | None = None,
     trust: list[str] | None = None,
 ) -> Method:
-    """DP-FedAvg: the sum of clipped updates gets Gaussian noise, so that it says little about any one client.
+    """DP-FedAvg: clip each update and add Gaussian noise to the sum, so that the sum reveals little about a single
+    client.
 
     McMahan et al. 2018 (arXiv:1710.06963), Algorithm 1, uniform weights and the estimator with a fixed denominator, with S
     the clip, z the noise and m the size of the cohort (with Poisson sampling the expected one), not the number that came:

@@ -153,7 +153,8 @@ def slim(channels: int, width: float, as_in: AsIn = None) -> int:
 
 
 def slim_pass(block: nn.Module, x: Tensor, width: float, as_in: AsIn = None) -> Tensor:
-    """(B, slim channels, ...): the block at a share of its width, on an input that has that share of its channels.
+    """Return (B, slim channels, ...): the block at a share of the width, on an input with the same share of the
+    channels.
 
     Every tensor is cut to the first entries of its channel axes: a convolution's or linear layer's outputs and inputs, a
     normalisation's channels. Running statistics are used up as copies.

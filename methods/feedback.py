@@ -107,7 +107,9 @@ def feedback_layers(layout: Layout) -> dict[str, Leaf]:
 
 
 def idle_layer(layout: Layout) -> str:
-    """The one of `feedback_layers` whose input needs no gradient: the first; none, "", where it reads trained embeddings."""
+    """Return the first of `feedback_layers`, whose input needs no gradient; "" if the layer reads trained
+    embeddings.
+    """
     return "" if any(leaf.is_lookup for leaf in layout.params) else next(iter(feedback_layers(layout)), "")
 
 

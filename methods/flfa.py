@@ -207,7 +207,9 @@ def update_norms(update: Tensor, spans: Spans) -> Tensor:
 
 
 def update_cosines(update: Tensor, spans_and_mean: tuple[Spans, Tensor]) -> Tensor:
-    """(layers,) float64: cosine of one client's update to the mean one; NaN where it is zero, 0 where the mean is."""
+    """Return (layers,) float64: cosine between a client's update and the mean update; NaN for a zero update, 0 for a
+    zero mean.
+    """
     spans, means = spans_and_mean
     sizes = [end - start for start, end in spans]
     cosines = []

@@ -67,7 +67,7 @@ def flora() -> Method:
 
 
 def _init(params: Tensor, layout: Layout) -> State:
-    """merged: layer -> Delta W, of layers that have one; fresh: [num_params], a round's A and B, NaN for all else."""
+    """merged: layer -> Delta W of the adapted layers; fresh: [num_params], A and B of a round, NaN elsewhere."""
     _check(layout)
     merged, fresh = {}, torch.full_like(params, torch.nan)
     values, starts = layout.views(params), layout.views(fresh)

@@ -109,7 +109,7 @@ def unpack_symmetric(packed: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Linear algebra with one thread: its bits may depend on the number, and a server's number on where it runs."""
+    """Run linear algebra with one thread, since the bits may depend on the number of threads."""
     kept = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

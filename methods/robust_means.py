@@ -122,7 +122,7 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
 
 
 def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
-    """The update of the client that lies closest to its n - f - 2 nearest others; or the mean of several such.
+    """Return the update closest to its n - f - 2 nearest neighbours, or the mean of several such updates.
 
     Blanchard, El Mhamdi, Guerraoui, Stainer 2017 (NeurIPS), section 4, of n clients of whom f attack:
         s_k = sum of ||Δ_k - Δ_j||^2 over the n - f - 2 clients j nearest to k;   a_k = 1/m for the m lowest s_k
@@ -157,7 +157,7 @@ def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
 
 
 def bulyan(*, attackers: float = 0.1) -> Method:
-    """Krum chooses n - 2f clients one by one; of these the mean of the values nearest to the median, by coordinate.
+    """Choose n - 2f clients by repeated Krum; return the mean of the values nearest to the median, by coordinate.
 
     El Mhamdi, Guerraoui, Rouault 2018 (ICML, arXiv:1802.07927), section 4, with f of n clients attacking:
         theta = n - 2f times: the client of Krum's lowest score among those that are left joins the selection;

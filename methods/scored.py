@@ -137,7 +137,7 @@ def laid_over(weights: Weights, ours: Weights, usable: Tensor, mix: str) -> Weig
 
 
 def lowest_loss(candidates: Sequence[Weights], server: ServerView) -> Weights:
-    """Of some weights, those whose aggregated model has the lowest loss on the validation set; the first of equals."""
+    """Return the candidate weights whose aggregated model has the lowest validation loss; ties go to the first."""
     losses = [server.validation_loss(candidate) for candidate in candidates]
     losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
     chosen = losses.index(min(losses))

@@ -1,4 +1,4 @@
-"""What robust rules share: who votes, functions of the voters' updates, and the methods that such functions make.
+"""Shared parts of robust rules: which clients vote, functions of the votes, and methods built from such functions.
 
 Voters are the clients that took a step. All count the same, and only shared parameters count: personal ones are not sent.
 """
@@ -29,7 +29,7 @@ Decision = Callable[[Any, ServerView], Tensor]
 
 
 def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None = None, **fields: Any) -> Method:
-    """A method that gives the n voters weights, the same on all leaves, by what it measured of their updates.
+    """Return a method that weights the n voters, equally on all leaves, by a measure of the updates.
 
     Args:
       measure: measure(server) -> whatever the others take.
@@ -159,7 +159,7 @@ def refuse_out_of_range(name: str, **options: float) -> None:
 
 
 def fewest(least: Callable[[int], int], options: str) -> Callable[[RunSizes], str]:
-    """`Method.fits` of a rule that needs least(n) of the n clients of a round. options: what else mends it."""
+    """Return `Method.fits` of a rule that needs least(n) of the n clients of a round. options: alternative remedies."""
 
     def fits(sizes: RunSizes) -> str:
         num = sizes.cohort_size

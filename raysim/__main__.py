@@ -1,4 +1,4 @@
-"""Where the command begins: what ends it while its modules are still imported is one line, too."""
+"""Entry point of the command; an error during imports is one line as well."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _end(*_: object) -> None:
 
 
 def _is_interrupt(end: SystemExit) -> bool:
-    """Whether typer made this exit of a KeyboardInterrupt: it raises Exit from that, and this exit while it handles it."""
+    """Return whether typer raised an exit while handling a KeyboardInterrupt."""
     import typer
 
     return isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt)

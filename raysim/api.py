@@ -46,8 +46,8 @@ def run(
     quiet: bool = False,
     **settings: object,
 ) -> Run:
-    """Run a federation and return its run directory as an object. An unfinished run of that name goes on; a finished one is
-    returned, if its configuration is this one.
+    """Run a federation and return its run directory as an object. An unfinished run of the same name resumes; a
+    finished run is returned if the configuration is the same.
 
     Args:
       config: a YAML file, or settings as nested dictionaries.
@@ -219,7 +219,7 @@ def table(
 
 
 def _refuse_other_arguments(name: str, function: Callable[..., object], given: str) -> None:
-    """ConfigError for a function that cannot be called with one argument. given: what that is, in words."""
+    """Raise ConfigError if a function cannot be called with one argument. given: description of the argument."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of some built-ins nobody knows what they take

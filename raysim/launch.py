@@ -35,7 +35,7 @@ def settings_of(
     scale: bool = False,
     where: str = "the call",
 ) -> tuple[Settings, str]:
-    """(the raw configuration, what to call its source in messages): what `check` and `plan_sweep` take.
+    """Return (raw configuration, source for messages), the arguments of `check` and `plan_sweep`.
 
     Args:
       where: what the overrides come from, for messages.
@@ -121,7 +121,7 @@ def _of_other_verbs(raw: Settings) -> list[Fault]:
 def finished_sweep(
     raw: Raw, source: str, listener: Listener, *, callbacks: Sequence[object] = ()
 ) -> tuple[Sweep, dict[str, Outcome]]:
-    """Plan a sweep, run what is not finished of it, and write its results. Raises as `plan_sweep` and `run_sweep`."""
+    """Plan a sweep, run the unfinished trials, and write the results. Raises as `plan_sweep` and `run_sweep`."""
     planned = checked_sweep(raw, source, listener)
     from raysim.tuning.driver import run_sweep  # loads Ray
     from raysim.tuning.outcome import write_results

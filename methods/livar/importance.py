@@ -141,7 +141,7 @@ class ImportanceCount:
 
 
 def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
-    """What one step adds to the importance of one factor. Scalar, float64.
+    """Return the contribution of a step to the importance of a factor. Scalar, float64.
 
     LIVAR's I_A and I_B are sums of it over the steps; `moved` is before - after, so that descent is positive:
         abs_of_sum: |sum(g . moved)|,   signed: sum(g . moved),   sum_of_abs: sum|g . moved|,   grad_only: |sum g|

@@ -1,4 +1,4 @@
-"""Eq. 3 of LIVAR, the merged update sum_i lambda_i B_i A_i of a layer: its coefficients, its factors, its products."""
+"""Eq. 3 of LIVAR, the merged update sum_i lambda_i B_i A_i of a layer: coefficients, factors and products."""
 
 from __future__ import annotations
 

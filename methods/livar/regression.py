@@ -1,4 +1,4 @@
-"""Eq. 4 of LIVAR, the regression that its coefficients come from: inner products of products of factors, and its solution."""
+"""Eq. 4 of LIVAR, the regression behind the coefficients: inner products of factor products, and the solution."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def command(program: str, *words: object) -> str:
-    """A command line: the program as this shell finds it, and words that it takes as they are.
+    """Return a command line for the current shell: the program, and quoted words.
 
     Args:
       program: a script of this installation, `raysim` or `tensorboard`.
@@ -20,7 +20,7 @@ def command(program: str, *words: object) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path from the current folder on, where it lies below it; else as it is."""
+    """Return a path relative to the current folder, or unchanged if it lies elsewhere."""
     whole = Path(os.path.abspath(path))
     try:
         below = whole.relative_to(Path.cwd())
@@ -30,7 +30,7 @@ def shown(path: Path) -> str:
 
 
 def _found(program: str) -> str:
-    """The program by its name where PATH finds this installation's or there is no other, else by its path."""
+    """Return the program's name if PATH finds this installation, or no installation; else the program's path."""
     own, there = Path(sys.executable).with_name(program), shutil.which(program)
     if not own.is_file() or (there and Path(there).samefile(own)):
         return program

@@ -44,7 +44,7 @@ class Counts:
 
 
 def counts_with(key: str, *values: object) -> Counts:
-    """It counts where another setting has one of these values."""
+    """The option applies if another setting has a listed value."""
     return Counts(key, _either(values), lambda value, _: _name(value) in values)
 
 
@@ -64,7 +64,7 @@ def counts_given(key: str) -> Counts:
 
 
 def counts_holding(key: str, *values: object) -> Counts:
-    """It counts where a list holds one of these values; null is a default that has none."""
+    """The option applies if a list contains a listed value; null stands for a default that contains none."""
     words = f"that has {_either(values)}"
     return Counts(key, words, lambda value, _: isinstance(value, list) and any(each in value for each in values))
 

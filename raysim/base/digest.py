@@ -1,4 +1,4 @@
-"""A digest of a function: of its source, and of the values that it has from where it was made."""
+"""Digest of a function: of the source, and of the values captured at the definition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def source_digest(function: object) -> str:
 
 
 def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:
-    """Add a value to a digest: functions by their source and what they hold, all else by its content.
+    """Add a value to a digest: functions by source and captured values, other values by content.
 
     Args:
       above: ids of what holds it, so that a function that refers to itself comes to an end.
@@ -35,7 +35,7 @@ def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:
 
 
 def _parted(value: object) -> tuple[bytes, Iterable[object]]:
-    """(what a value is without its parts, its parts)."""
+    """Return (a tag for the value's type, the value's parts)."""
     if inspect.isfunction(value):
         held = [*_closure(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
         return _source_of(value).encode(), held
@@ -78,7 +78,7 @@ def _source_of(function: Callable[..., object]) -> str:
 
 
 def _sent(value: object) -> bytes:
-    """A value as it is sent to other processes; its type where it cannot be."""
+    """Return a value pickled for other processes; the name of the type if pickling fails."""
     import cloudpickle
 
     try:

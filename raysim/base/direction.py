@@ -100,7 +100,7 @@ def is_due(number: int, every: int, num_rounds: int) -> bool:
 
 
 def main_of(names: Iterable[str]) -> str:
-    """The main metric of a run: the first one that its test set is scored by.
+    """Return the main metric of a run: the first metric of the test set.
 
     >>> main_of(["round", "server/validation_rmse", "server/unseen_rmse", "server/rmse", "server/loss"])
     'rmse'

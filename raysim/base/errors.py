@@ -1,4 +1,4 @@
-"""Errors that users see: what happened (with the value), where, and how to mend it. Credentials in URIs are masked."""
+"""Errors for users: cause with value, place, and remedy. Credentials in URIs are masked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def printed(text: str) -> str:
 
 
 class RaysimError(Exception):
-    """Base of all errors that a user can mend; prints as one message. All arguments pickle, so it crosses processes."""
+    """Base of all errors that users can fix; prints as one message. All arguments pickle, so errors cross processes."""
 
     def __init__(self, what: str, where: str = "", mend: str = ""):
         super().__init__(what, where, mend)
@@ -45,7 +45,7 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: floa
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong with the configuration: the key it stands at and what is wrong, with the remedy."""
+    """A fault of the configuration: key, cause and remedy."""
 
     key: str
     message: str
@@ -81,8 +81,8 @@ def refuse(faults: Iterable[Fault], source: str) -> None:
 def explained(
     what: str, where: Path | str, mend: str, *kinds: type[Exception], to: type[RaysimError] = DataError
 ) -> Iterator[None]:
-    """Errors of these kinds become a DataError, or one of type `to`; their own words follow `what` in parentheses, in one
-    line. Ours pass.
+    """Turn errors of the given kinds into DataError, or into type `to`; the original message follows `what` in
+    parentheses. RaysimErrors pass.
     """
     try:
         yield
@@ -93,7 +93,7 @@ def explained(
 
 
 class MethodError(RaysimError):
-    """Methods that cannot run together, or a hook that broke its contract."""
+    """Methods that cannot be combined, or a hook that broke the contract."""
 
 
 class ModelError(RaysimError):
@@ -101,7 +101,7 @@ class ModelError(RaysimError):
 
 
 class OwnCodeError(RaysimError):
-    """A function of the user's own that cannot be used, or that failed; `where` names its file and itself."""
+    """A user's function that is unusable or failed; `where` names the file and the function."""
 
 
 class OwnNameError(OwnCodeError, LookupError):

@@ -72,7 +72,7 @@ def words_of(error: BaseException) -> str:
 
 @contextmanager
 def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
-    """An error that came through the user's own code becomes one message with its file and function; others pass.
+    """Turn an error raised in the user's code into one message with file and function; other errors pass.
 
     Args:
       function: the user's own that is called inside; whatever is raised is then its error.

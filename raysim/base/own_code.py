@@ -78,7 +78,7 @@ def takes(function: Callable[..., object], name: str) -> bool:
 
 
 def with_given(function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()) -> Callable[..., T]:
-    """A function of the user's own as raysim calls it, all by keyword; its signature shows what is left as options.
+    """Wrap a user's function for calls by keyword; the signature shows the remaining options.
 
     What it raises becomes an OwnCodeError that names its file and itself.
 
@@ -109,7 +109,9 @@ def with_given(function: Callable[..., T], needed: Collection[str], offered: Col
 
 
 def module_folder(name: str) -> str | None:
-    """The folder that `import` found the module of `module:function` in; None for one that is not loaded or has no file."""
+    """Return the folder from which the module of `module:function` was imported; None if not loaded or without a
+    file.
+    """
     module_name = name.partition(":")[0]
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if file is None or name in _BY_VALUE or not is_own(file):
@@ -178,12 +180,12 @@ def words(settings: object) -> Iterator[str]:
 
 
 def _itself(value: T) -> T:
-    """What a method's name stands for where the method itself was given: a function that returns it."""
+    """Return a function that returns the given method, for settings that hold a method by value."""
     return value
 
 
 def note_of_values(settings: object) -> str:
-    """What to say of values in settings that only Python can give again, in a sentence; empty where there is none."""
+    """Return a sentence about settings that only Python can repeat; empty if every setting can be written to YAML."""
     names = list(dict.fromkeys(text for text in words(settings) if BY_VALUE.fullmatch(text)))
     if not names:
         return ""
@@ -192,8 +194,8 @@ def note_of_values(settings: object) -> str:
 
 
 def name_of(function: Callable[..., object], key: str) -> str:
-    """`module:function` where an import finds this very function; else a name under which it travels by value,
-    `module:function@digest of its source and of the values in it`.
+    """Return `module:function` if an import finds the same function; else a name for sending by value,
+    `module:function@digest`.
 
     Raises:
       ConfigError: it cannot be sent to other processes; `key` is where the configuration has it.
@@ -219,7 +221,9 @@ def name_of(function: Callable[..., object], key: str) -> str:
 
 
 def _home_of(function: Callable[..., object]) -> tuple[str | None, str]:
-    """(module, name inside it) of a function; a method as a value has its own name, and the module of its first hook."""
+    """Return (module, qualified name) of a function; for a method by value, the method's name and the module of the
+    first hook.
+    """
     if isinstance(function, partial) and function.func is _itself:
         (method,) = function.args
         hooks = (getattr(method, field.name) for field in fields(method))
@@ -229,7 +233,7 @@ def _home_of(function: Callable[..., object]) -> tuple[str | None, str]:
 
 
 def packed(settings: object) -> OwnCode:
-    """What other processes need for the functions of the user's own that these settings name."""
+    """Return the user's functions named in settings, packed for other processes."""
     import cloudpickle
 
     names = sorted({text for text in words(settings) if text in _BY_VALUE or ":" in text})

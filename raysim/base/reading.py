@@ -1,4 +1,4 @@
-"""Files that somebody else may have written: only regular ones are opened, and JSON is read with a bound on its depth."""
+"""Reading of files from other people: regular files only, and JSON with bounded depth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def regular_file(path: Path) -> Path:
 
 
 def the_one_file(root: Path, ending: str) -> Path:
-    """The file itself, or the one of a folder that ends so. Raises DataError: there is none, or more than one."""
+    """Return the file, or the single file of a folder with the ending. Raises DataError: no file, or several."""
     files = [root] if root.is_file() else sorted(root.glob(f"*{ending}"))
     if len(files) != 1:
         raise DataError(f"{len(files)} {ending} files", str(root), "give the file itself as --root")

@@ -99,7 +99,7 @@ def assign(raw: Settings, key: str, value: object) -> None:
 
 
 def _holder(group: object, name: str) -> Settings | None:
-    """The mapping that has a name: the group itself or, in a list, the entry of that name, with options; None: no such."""
+    """Return the mapping with a name: the group, or the named entry of a list with options; None if missing."""
     if isinstance(group, dict):
         return group
     if isinstance(group, list):

@@ -75,7 +75,7 @@ LONGEST_NAME = 200
 
 
 def name_fault(name: str, *, has_folders: bool = False) -> str:
-    """What a name must be, where it is none that lies below the folder it is put in; empty where it is.
+    """Return the rule that a name breaks as a name below a folder; empty for a valid name.
 
     Args:
       has_folders: whether `/` may stand in it, as in the names of runs.

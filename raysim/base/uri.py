@@ -1,4 +1,4 @@
-"""URIs of file systems as text: what is one, which there are, and what must not stand in them."""
+"""URIs of file systems as text: recognition, known schemes, and forbidden parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that several verbs take, with what the shell completes; all of it is imported when it is asked for."""
+"""Arguments shared by several verbs, with shell completion; heavy imports happen on demand."""
 
 from __future__ import annotations
 

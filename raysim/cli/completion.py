@@ -58,7 +58,7 @@ def configurations(word: str) -> list[str]:
 
 
 def _setting_words(word: str) -> list[str]:
-    """Keys that begin so; behind a key that takes certain words, these; behind `methods=`, a list of methods."""
+    """Return keys with the given prefix; after `key=`, the allowed words; after `methods=`, a list of methods."""
     if word.startswith("methods="):
         listed, _, begun = word.removeprefix("methods=").lstrip("[").rpartition(",")
         others = [name for name in known_methods() if name.startswith(begun) and name not in listed.split(",")]

@@ -1,4 +1,4 @@
-"""`raysim run --plan` and `raysim tune --plan`: what it will cost, before it starts."""
+"""`raysim run --plan` and `raysim tune --plan`: cost estimates before a start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STARTS_OF_SWEEP, STARTS_ON_RAY = 3.0, 1.0
 
 @dataclass(frozen=True)
 class Priced:
-    """A run with its price: seconds of its own, and of the machine, where so many of its kind run at once."""
+    """A run with an estimate: seconds of the run, and of the machine if several runs share it."""
 
     config: Config
     cost: RunCost
@@ -111,7 +111,7 @@ def _machine() -> dict[str, float]:
 
 
 def _trainers(config: Config) -> int:
-    """Trainers that work at once on this machine, whatever names the nodes of a cluster have for what they hold."""
+    """Return the number of trainers that fit on this machine at once, ignoring custom resource names of clusters."""
     room = _machine() | dict.fromkeys(config.resources.named, 1e6)
     taken = resolve_resources(config, [room], may_grow=True)
     needs = {"CPU": taken.cpus_per_trainer, "GPU": taken.gpus_per_trainer if room["GPU"] else 0.0}

@@ -188,7 +188,7 @@ def _storage(node: NodeFacts, storage: Path) -> Finding:
 
 
 def _write_probe(storage: Path) -> Path:
-    """A new empty file in the storage; in the folder that it would be made in if it is not there yet."""
+    """Create an empty probe file in the storage, or in the nearest existing parent folder."""
     probe = _existing(storage) / f".raysim-doctor-{uuid.uuid4().hex}"
     probe.touch()
     return probe

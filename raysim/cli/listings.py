@@ -24,7 +24,7 @@ def print_columns(lines: Mapping[str, str]) -> None:
 
 
 def print_functions(groups: Mapping[str, Mapping[str, Callable[..., object]]]) -> None:
-    """A name and its one line for each method or model, under the title of its group."""
+    """Print a line for each method or model, grouped under titles."""
     width = max(len(name) for functions in groups.values() for name in functions)
     for title, functions in groups.items():
         out.print(f"\n[bold]{escape(title)}[/bold]")
@@ -32,7 +32,7 @@ def print_functions(groups: Mapping[str, Mapping[str, Callable[..., object]]]) -
 
 
 def print_function(name: str) -> None:
-    """A method or a model: what it is, and each option with its default, what it takes, and its meaning.
+    """Print a method or model: summary, and each option with default, type and meaning.
 
     Raises:
       MethodError: there is no such method.

@@ -151,7 +151,7 @@ def calibrate(
         list[Path] | None, Option(help="folder of another calibration, drawn as well; several times")
     ] = None,
 ) -> None:
-    """Make LIVAR's table anew from pairs of runs, federated and joint; again, it goes on with what is not finished."""
+    """Recompute LIVAR's coefficient table from pairs of federated and joint runs; resumes unfinished runs."""
     from raysim.config import located_path, parse_overrides, read_config
     from raysim.config.overlays import layered
 
@@ -378,7 +378,9 @@ def recipes(
     target: Annotated[str | None, Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")] = None,
     is_copy: Annotated[bool, Option("--copy", help="copy it, with the files it needs as its base")] = False,
 ) -> None:
-    """List the files that come with raysim, print one, or copy it; `raysim run paper:fedvg/table_A3` needs no copy."""
+    """List the files that come with raysim, print a file, or copy files; `raysim run paper:fedvg/table_A3` needs no
+    copy.
+    """
     from raysim.cli.recipes import show
 
     show(name, target, is_copy=is_copy)
@@ -446,6 +448,6 @@ def main() -> None:
 
 
 def _end_process(status: object) -> None:
-    """End this process with a status now, where it lost a Ray; see there."""
+    """Exit with a status at once if Ray was lost."""
     if (session := sys.modules.get("raysim.engine.ray.session")) is not None:
         session.end_process(status if isinstance(status, int) else int(status is not None))

@@ -1,4 +1,4 @@
-"""`raysim prepare`: the sets that there are, or one of them converted, and the lines by which a run uses it."""
+"""`raysim prepare`: list the known sets, or convert a set and print the configuration that uses it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def prepare_and_print(
 
 
 def _tell_of_the_one_there(path: Path, files: Path | None) -> None:
-    """That the set is there already, and from where: nobody may take it for what lies below another --root.
+    """Report an existing set and its source, so that nobody mistakes it for the files below another --root.
 
     Args:
       path: its Arrow file; files: --root.
@@ -117,7 +117,7 @@ def _known_sets(root: Path) -> dict[str, str]:
 
 
 def _print_set(info: SetInfo, root: Path) -> None:
-    """What a prepared set is, and the lines of a configuration that train on it.
+    """Print a prepared set, and the configuration that trains on it.
 
     Args:
       root: as it was given: what `data.root` has to be in a run from the same folder.

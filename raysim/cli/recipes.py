@@ -54,7 +54,9 @@ def listing(*kinds: str) -> Table:
 
 
 def summary(file: Path) -> str:
-    """What a file is: the first sentence of its first comment or docstring; of a published table, what its numbers are."""
+    """Return a file's description: the first sentence of the first comment or docstring; for a published table, its
+    metric.
+    """
     text = file.read_text()
     if file.suffix == ".csv":
         rows = list(csv.DictReader(text.splitlines()))
@@ -68,7 +70,7 @@ def summary(file: Path) -> str:
 
 
 def copy(name: str, target: str | None) -> list[Path]:
-    """Copy a file with those that it needs as its `base`, or all files of a kind; returns the copies.
+    """Copy a file with the files of its `base` chain, or all files of a kind; return the copies.
 
     Args:
       name: of a file, with its kind or without; or a kind.

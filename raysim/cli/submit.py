@@ -40,7 +40,8 @@ class Job(NamedTuple):
 
 
 def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits: bool) -> int:
-    """Submit `raysim VERB CONFIG`, follow its log, and return its exit status. A job of that id that runs is followed.
+    """Submit `raysim VERB CONFIG`, follow the log, and return the exit status. A running job of the same id is
+    followed.
 
     Args:
       waits: False returns once the job is submitted.

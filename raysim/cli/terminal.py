@@ -126,7 +126,7 @@ def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> 
 
 
 class LiveLine:
-    """What is being done now, in one line: on a terminal and in a notebook it is replaced, elsewhere printed once.
+    """Line with the current activity: replaced on a terminal and in a notebook, printed once elsewhere.
 
     Args:
       is_quiet: nothing is shown.
@@ -144,7 +144,7 @@ class LiveLine:
         return not self._is_quiet and (out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal))
 
     def listener(self) -> Listener:
-        """What long work reports to, so that this line shows it."""
+        """Return the listener through which long work updates this line."""
         return Listener(self.say, self.note, self.step, self.show if self.is_replaced else None)
 
     def note(self, text: str) -> None:

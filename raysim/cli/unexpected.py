@@ -1,4 +1,4 @@
-"""What a command says of errors: one sentence; of those that nobody foresaw, the traceback goes to a file."""
+"""Error messages of the command: one sentence; unexpected errors leave a traceback in a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExist
 
 
 def told(error: Exception) -> tuple[str, int]:
-    """(what a command says of an error, its exit status). One that nobody foresaw is raised where DEBUG_VARIABLE is set."""
+    """Return (message, exit status) of an error. Unexpected errors are raised if DEBUG_VARIABLE is set."""
     if type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error):
         raise KeyboardInterrupt from error  # what pydantic makes of a Ctrl-C while it builds a class
     if isinstance(error, RaysimError):

@@ -109,7 +109,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """One error per place: of the alternatives of a union, the one with a sentence of its own, or else the first."""
+    """Keep one error per place: of a union, the alternative with a custom message, else the first."""
     first: dict[Place, ErrorDetails] = {}
     for error in errors:
         place = tuple(part for part in error["loc"] if not _is_tag(part))
@@ -232,7 +232,7 @@ def _hint(field: FieldInfo | None) -> str:
 
 
 def _choices(field: FieldInfo | None) -> list[str]:
-    """What a field with words among its values may be: kinds of other values, then the words; empty without words."""
+    """Return the allowed values of a field with words: type names, then the words; empty for fields without words."""
     parts = (field.annotation, *get_args(field.annotation)) if field is not None else ()
     words = [word for part in parts for word in get_args(part) if isinstance(word, str)]
     others = [part for part in get_args(field.annotation) if part not in (type(None), *words)] if field else []

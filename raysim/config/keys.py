@@ -11,7 +11,7 @@ from raysim.config.faults import Checked
 
 
 def key(default: object, meaning: str, *, counts: Counts | None = None, **bounds: Any) -> Any:
-    """A key of a group, with its default, what it means, when it counts (always), and pydantic's bounds of its values."""
+    """Declare a key of a group: default, meaning, condition under which it applies, and pydantic's bounds."""
     return _counting(Field(default, description=_described(meaning, counts), **bounds), counts)
 
 

@@ -35,7 +35,8 @@ def layered(
     is_scaled: bool = False,
     where: str = "the command line",
 ) -> Settings:
-    """A file's configuration, `scale` where asked for, and the settings of one call, in this order; the last one wins.
+    """Merge a file's configuration, `scale` and the settings of a call, in this order; later layers override earlier
+    ones.
 
     In a sweep the settings are laid over labels as well, trial by trial: `tune.fixed` keeps them. A key that is an axis
     chooses among its labels, or leaves one value.
@@ -73,7 +74,7 @@ def layered(
 
 
 def _lay(raw: Settings, settings: Raw, library: dict[str, Raw], where: str, source: str) -> Settings:
-    """Set what one layer sets of the sweep, of its axes and of the file, in place; returns what each trial has to set again."""
+    """Apply the sweep-level settings of a layer in place; return the settings to be applied again in each trial."""
     lay_over(raw, {key: value for key, value in settings.items() if head(key) in OF_THE_SWEEP}, source, where=where)
     for axis, labels in _labels(raw).items():
         library[axis] = {**library.get(axis, {}), **labels}
@@ -111,7 +112,9 @@ def _scale(raw: Settings, source: str) -> Settings:
 
 
 def _without_null_sweep(raw: Settings) -> Settings:
-    """The configuration of one run where `tune` is null: without that group, and without what `scale` sets in it."""
+    """Return the configuration of a single run if `tune` is null: without the group, and without `scale` settings
+    for it.
+    """
     if "tune" not in raw or raw["tune"] is not None:
         return raw
     kept = {key: value for key, value in as_mapping(raw.get("scale")).items() if head(str(key)) != "tune"}
@@ -126,7 +129,7 @@ def _labels(raw: Raw) -> dict[str, Raw]:
 
 
 def choices_of(raw: Raw, source: str, *, is_scaled: bool) -> dict[str, list[object]]:
-    """Axis -> what a call may choose of it: its labels, those of `scale` as well; nothing where it has values."""
+    """Return axis -> labels that a call may choose, including labels of `scale`; empty for axes with values."""
     both = [raw, layered(raw, {}, source, is_scaled=True)] if is_scaled else [raw]
     found: dict[str, list[object]] = {axis: [] for each in both for axis in axes_as_written(each)}
     for each in both:

@@ -38,12 +38,12 @@ def home_folder() -> Path:
 
 
 def located_path(path: Path) -> Path:
-    """A path that is to be read: as it is where it is there, else below the home folder. Raises as `path_to_write`."""
+    """Return a path for reading: unchanged if it exists, else below the home folder. Raises as `path_to_write`."""
     return path if os.path.exists(path) else path_to_write(path)
 
 
 def path_to_write(path: Path | str) -> Path:
-    """A path of the command line, below the home folder if it is relative; `~` is whose home it names.
+    """Return a path of the command line: relative paths start at the home folder; `~` is expanded.
 
     Raises:
       DataError: there is no such user, or no system takes the path.
@@ -55,7 +55,7 @@ def path_to_write(path: Path | str) -> Path:
 
 
 def _of_a_user(path: Path | str, name: str) -> Path:
-    """The path, with `~` as whose home it names. Raises DataError: there is no such user; `name` is what holds the path."""
+    """Expand `~` in a path. Raises DataError: unknown user; `name` is the key of the path."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -108,7 +108,7 @@ def cache_folder() -> Path:
 
 
 def folder_of(place: str, kind: str) -> Path:
-    """The local folder for a place: a folder itself; for a URI, one in the cache that is named after it.
+    """Return the local folder for a place: a folder unchanged; for a URI, a folder in the cache.
 
     Args:
       kind: "runs" for where runs work, "copies" for where they are read.

@@ -67,7 +67,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
 
 
 def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
-    """A configuration without what one of its layers set and another one leaves without effect; a warning names it.
+    """Drop settings without effect because another layer overrides their condition; a warning names them.
 
     What the uppermost layer sets stays, to be refused.
 
@@ -85,7 +85,7 @@ def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
 
 
 def _neighbours(path: Path) -> str:
-    """`Did you mean m.yaml?` with the YAML files beside a missing one that have nearly its name; empty if none has."""
+    """Return `Did you mean m.yaml?` with similarly named YAML files beside a missing file; empty if none is near."""
     names = sorted(file.name for file in path.parent.glob("*.y*ml"))
     same = [name for name in names if path.name in (name, Path(name).stem)]
     near = same or difflib.get_close_matches(path.name, names, n=2, cutoff=0.8)
@@ -116,7 +116,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 
 
 def refuse_repeated(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for overrides that a later one overwrites: the same key, or the group that it is in."""
+    """Raise ConfigError for overrides that a later override replaces: the same key, or its group."""
     keys = [override.partition("=")[0].strip() for override in overrides]
     faults = [
         Fault(before, f"is overwritten by {overrides[place]!r} behind it; write it behind that, or drop it")
@@ -128,7 +128,7 @@ def refuse_repeated(overrides: Sequence[str]) -> None:
 
 
 def several_values(overrides: Sequence[str], source: str) -> dict[str, Fault]:
-    """Key -> what to tell of an override that would be several values for `raysim tune`, where a run cannot take it as one."""
+    """Return key -> fault for overrides with several values, which only `raysim tune` accepts."""
     pairs = {key.strip(): text for key, _, text in (override.partition("=") for override in overrides)}
     faults = {}
     for key, text in pairs.items():
@@ -293,7 +293,7 @@ def parse_report(raw: object, source: str) -> ReportGroup:
 
 
 def as_file(config: Config) -> Settings:
-    """All settings, such that a file that holds them is the same run."""
+    """Return all settings, as a file for the same run."""
     complete = config.model_dump(mode="json")
     for key in {"test", "validation"} - config.data.model_fields_set:  # given, they would decide `data.split: auto`
         del complete["data"][key]

@@ -314,7 +314,9 @@ class Config(Group):
 
     @property
     def num_unseen(self) -> int:
-        """Clients that never train: the share data.unseen_clients of all, at least one where that is above 0."""
+        """Number of clients that never train: the share data.unseen_clients, rounded, at least one for a positive
+        share.
+        """
         share = 0.0 if self.is_joint else self.data.unseen_clients
         return max(1, int(self.partition.num_clients * share + 1e-9)) if share else 0
 

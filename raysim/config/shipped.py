@@ -38,7 +38,7 @@ def shipped_files(kind: str) -> dict[str, Path]:
 
 
 def shipped_file(name: str) -> tuple[str, Path]:
-    """(full name, file) of a name with its kind or without, where only one kind has it.
+    """Return (full name, file) for a name with or without the kind, if unambiguous.
 
     Raises:
       ConfigError: there is none; with the nearest names.
@@ -51,7 +51,7 @@ def shipped_file(name: str) -> tuple[str, Path]:
 
 
 def config_file(name: str | Path, beside: Path | None = None) -> Path:
-    """The file of a configuration: one that comes with raysim by its name, any other by its path.
+    """Return the file of a configuration: a shipped file by name, other files by path.
 
     Args:
       beside: folder where a relative path begins; the working directory if not given.
@@ -78,7 +78,7 @@ def recipes() -> dict[str, Path]:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """A sentence with the full names, of those known, that are nearest to a name with its kind or without."""
+    """Return a sentence with the known full names nearest to a name."""
     short = {full.partition(":")[2]: full for full in known}
     near = difflib.get_close_matches(name, list(short.values()), n=3, cutoff=0.6)
     near = near or [short[each] for each in difflib.get_close_matches(name, list(short), n=3, cutoff=0.6)]

@@ -307,7 +307,7 @@ def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None
 
 
 def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str | int | float]:
-    """(name of the label, label) of what a trial chose on an axis. A list of methods is the label that reports have for it."""
+    """Return (label name, label) of a trial's choice on an axis. A list of methods gets the label used in reports."""
     if axis == "methods" and isinstance(value, list):
         return "method", methods_text(value)
     if isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -316,7 +316,7 @@ def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str 
 
 
 def _layers(settings: Raw) -> list[Raw]:
-    """The settings of a label; above them, those of its keys that lie inside one of its groups: they are set again behind it."""
+    """Return the settings of a label in layers. Dotted keys inside a group of the same label are applied last."""
     inside = [key for key in settings if any(str(key).startswith(f"{group}.") for group in settings)]
     again = {key: settings[key] for key in inside}
     return [again, settings] if again else [settings]

@@ -62,7 +62,7 @@ def load_yaml(text: str) -> object:
 
 
 def flow_parts(text: str) -> list[str]:
-    """The text cut at the commas of a list, as YAML has them: those in brackets, in quotes and in mappings are none of these."""
+    """Split a text at the top-level commas of a YAML list: not inside brackets, quotes or mappings."""
     try:
         node = yaml.compose(f"[{text}]", Loader=_Loader)
     except (yaml.YAMLError, RecursionError):
@@ -90,7 +90,7 @@ def read_yaml(path: Path) -> object:
 
 
 def unfit_values(raw: object) -> list[Fault]:
-    """A fault for every value that no key takes: a number that is not finite, a text with NUL; and for too many of them."""
+    """Return faults for values that no key accepts: non-finite numbers, text with NUL, and too many values."""
     faults = []
     try:
         for count, (key, value) in enumerate(leaves(raw)):

@@ -81,7 +81,7 @@ def conflicts(
 
 
 def exclusions(methods: Sequence[Method]) -> list[str]:
-    """Faults for methods whose hooks other methods exclude, one for each reason."""
+    """Return faults for methods whose hooks are excluded by another method, one for each reason."""
     reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, other in permutations(methods, 2):
         hooks = [hook for hook in method.excludes if getattr(other, hook) not in (None, False)]

@@ -61,7 +61,7 @@ def check_calls(method: Method) -> None:
 
 
 def _takes(function: Callable[..., object], count: int) -> bool:
-    """Whether a function can be called with so many values; true of one that does not say what it takes."""
+    """Return whether a function accepts the given number of arguments; true if the signature is unknown."""
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -74,7 +74,7 @@ def _takes(function: Callable[..., object], count: int) -> bool:
 
 
 def returned(value: T, kind: type, method: Method, hook: str) -> T:
-    """What a hook returned, if it is of the kind that it must be."""
+    """Return a hook's result after a type check."""
     if not isinstance(value, kind):
         wanted = kind.__name__ if kind.__name__ in ("Partition", "Message") else kind.__name__.lower()
         raise fault_of_hook(method, hook, f"returned {type(value).__name__}, not a {wanted}")
@@ -82,7 +82,7 @@ def returned(value: T, kind: type, method: Method, hook: str) -> T:
 
 
 def shaped(value: object, shape: torch.Size, method: Method, hook: str, where: str = "") -> Tensor:
-    """A tensor that a hook returned, if it has the shape that it must have.
+    """Return a hook's tensor after a shape check.
 
     Args:
       where: what part of the returned value it is, as in "as its update".
@@ -97,7 +97,7 @@ def shaped(value: object, shape: torch.Size, method: Method, hook: str, where: s
 
 
 def called(function: Callable[..., T], method: Method, hook: str, view: ClientView) -> Callable[..., T]:
-    """A hook of a client, or what it made, as a function that may not write to the point that other clients start from, too.
+    """Wrap a client's hook so that writing to the shared broadcast point is an error.
 
     PyTorch counts the writes to a tensor, so that a look at it costs nothing.
     """
@@ -114,7 +114,7 @@ def called(function: Callable[..., T], method: Method, hook: str, view: ClientVi
 
 
 def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T, view: ClientView) -> T:
-    """What a wrapping hook makes of the functions so far; those that it returns are checked whenever they are called.
+    """Compose wrapping hooks; the returned functions are checked at every call.
 
     Args:
       inner: the layer operations by layer, the loss, or the gradient function.
@@ -142,7 +142,7 @@ def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T,
 def _operations(
     outer: Mapping[str, LayerOp], inner: Mapping[str, LayerOp], method: Method, view: ClientView
 ) -> dict[str, LayerOp]:
-    """The layer operations that a `forward` returned, those that it made checked."""
+    """Layer operations returned by `forward`; new operations are wrapped in a shape check."""
     operations = {}
     for layer, operation in returned(outer, Mapping, method, "forward").items():
         _check_inner(operation, method, "forward")
@@ -152,7 +152,7 @@ def _operations(
 
 
 def _checked_operation(name: str, operation: LayerOp, method: Method, view: ClientView) -> LayerOp:
-    """An operation that must return a row for each row of its inputs and, for a linear layer, that layer's columns.
+    """Wrap an operation: the result must have a row for each input row and, for a linear layer, the layer's columns.
 
     The classifier is one: columns that are too many would train without a word.
     """

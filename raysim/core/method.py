@@ -198,7 +198,7 @@ class Batches(Protocol):
 
 @dataclass
 class ClientView:
-    """One client in one round, as its hooks see it. `start` is read-only; `memory` and `scratch` may be written.
+    """A client in a round, as hooks see it. `start` is read-only; `memory` and `scratch` may be written.
 
     Attributes:
       num_examples: n_k, training examples of this client.
@@ -349,7 +349,9 @@ class ServerView:
 
     @property
     def is_active(self) -> Tensor:
-        """(K,) bool: clients that took at least one step. The others returned what they got and get no weight."""
+        """(K,) bool: clients that took at least one step. Clients without a step return the broadcast point and get
+        no weight.
+        """
         return self.num_steps > 0
 
 

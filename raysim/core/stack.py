@@ -142,7 +142,7 @@ class Stack:
         }
 
     def outgoing(self, update: Update, views: Mapping[str, ClientView]) -> Update:
-        """What a client sends of its update. update: what its local steps came to."""
+        """Return the update that a client sends. update: result of the local steps."""
         for method in self.methods:
             if method.outgoing is not None:
                 view = views[method.name]
@@ -198,7 +198,7 @@ class Stack:
 
 
 def chain(name: str, *parts: Method) -> Method:
-    """One method that does what its parts do, in their order.
+    """Compose several methods into one, in their order.
 
     Each part keeps its own message fields, client memory, scratch, reports and server state inside those of the chain.
 

@@ -51,7 +51,7 @@ def take(weights: Weights, rows: Tensor) -> Weights:
 
 
 def refuse_factors(weight: Tensor, leaf: str, why: str) -> None:
-    """For methods that need shares, (K, ...): raises MethodError where they sum neither to one nor, with nobody there, to zero.
+    """Check shares (K, ...): raise MethodError unless they sum to one, or to zero without clients.
 
     Args:
       why: what the method does with them.

@@ -26,7 +26,7 @@ from raysim.folders.files import replaced_file
 
 
 def _prepare(path: Path, *options: str) -> str:
-    """What to do about a set that cannot be used, by the path of its file ROOT/NAME/NAME.arrow."""
+    """Return the remedy for an unusable set, from the path ROOT/NAME/NAME.arrow."""
     return f"run `{command('raysim', 'prepare', path.stem, '--out', path.parent.parent, *options)}`"
 
 
@@ -134,12 +134,12 @@ def describe(path: Path) -> Path:
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether a set is there with its description, which is written before it."""
+    """Return whether a set and its description exist; the description is written first."""
     return path.is_file() and describe(path).is_file()
 
 
 def made_once(path: Path, there: Callable[[], SetInfo | None], make: Callable[[], SetInfo]) -> SetInfo:
-    """The set at a path, made if it is not there, by one process at a time.
+    """Return the set at a path, created on first use by a single process.
 
     Args:
       there: the set if it is there as wanted; asked again once other processes are done.
@@ -340,7 +340,7 @@ class PreparedSet:
         return np.concatenate(parts) if parts else None
 
     def verify(self) -> None:
-        """Read the whole set; DataError if it does not have the checksum of its description, or values outside its names."""
+        """Read the whole set; raise DataError for a wrong checksum, or for values without a name."""
         digest = hashlib.sha256()
         for first, batch in zip(self.starts.tolist(), self.batches, strict=False):
             _check_values(batch, self.info, f"{self.path}, row", first)

@@ -31,7 +31,7 @@ def cut(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator) -> n
 
 
 def cut_many(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator, num_draws: int) -> np.ndarray:
-    """(draws, classes, clients) int64: what so many calls of `cut` give one after the other."""
+    """(draws, classes, clients) int64: results of repeated calls of `cut`."""
     # Tiny alphas can underflow to 0/0: the last client then gets the class.
     shares = np.nan_to_num(rng.dirichlet(np.full(num_clients, alpha), size=num_draws * len(totals)))
     return whole(shares, np.tile(totals, num_draws)).reshape(num_draws, len(totals), num_clients)
@@ -114,7 +114,7 @@ def redraw(
 
 
 def _most_draws(draw: Draw, num_numbers: int) -> int:
-    """How many draws of so many numbers are made. It is no time, so that one configuration starts on all machines or on none."""
+    """Return the number of draws for a number of random values; independent of time, so that all machines agree."""
     most = MAX_NUMBERS // num_numbers
     return max(1, most if draw is cut else min(most, MAX_SINGLE_DRAWS))
 
@@ -124,7 +124,8 @@ def _most_draws(draw: Draw, num_numbers: int) -> int:
 def _first(
     draw: Draw, totals: tuple[int, ...], num_clients: int, alpha: float, min_samples: int, state: bytes, limit: int
 ) -> tuple[np.ndarray, int, bytes]:
-    """(counts, number of the draw, state of the generator after it): the first of `limit` that is enough, or else the best.
+    """Return (counts, index of the draw, generator state after it): the first sufficient draw, or the best of
+    `limit`.
 
     Draws come in batches, each twice as long as the one before; the numbers are those of draws one by one.
     """

@@ -55,7 +55,7 @@ class Division:
 
     @property
     def client_sizes(self) -> np.ndarray:
-        """(num_clients,) int64: examples of each client in all, those held out for it among them."""
+        """(num_clients,) int64: examples of each client, held-out examples included."""
         training = np.array([len(rows) for rows in self.clients])
         return training + sum(sizes for sizes in (self.validation_sizes, self.test_sizes) if sizes is not None)
 
@@ -69,7 +69,7 @@ class Division:
         return Division([self.clients[client] for client in order], validation, test, *sizes)
 
     def without_last(self, count: int) -> tuple[Division, list[np.ndarray]]:
-        """(the division without its last clients, all rows of each of these, those held out for it among them)."""
+        """Return (the division without its last clients, all rows of each removed client, held-out rows included)."""
         first = len(self.clients) - count
         held_out = [(self.validation, self.validation_sizes), (self.test, self.test_sizes)]
         theirs = [

@@ -1,4 +1,4 @@
-"""What is known of published sets, and the check of what a reader found against it.
+"""Facts about published sets, and the comparison of a reader's result with the facts.
 
 A tree from a mirror, the folder above the right one, or half a download are read without a fault: they are only another set.
 So a named set is compared with what its publisher says of it, also where `folder` or `npz` made it under that name.

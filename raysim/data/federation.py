@@ -74,7 +74,7 @@ def build_all_shards(
 
 
 def is_sound(folder: Path, manifest: Manifest) -> bool:
-    """Whether a shard folder is what was built for a manifest: its index, and every file with the checksum of its rows."""
+    """Return whether a shard folder matches a manifest: index, and checksums of all files."""
     try:
         index: Any = read_json(folder / "index.json")
         sizes: dict[str, int] = index.pop("files")
@@ -137,7 +137,7 @@ def _build(missing: Mapping[Path, Manifest], write: Write, on_progress: Callable
 
 
 def _sizes_of_every(every: int, sizes: np.ndarray | None) -> np.ndarray | None:
-    """What is left of parts that lie one after the other, where every so many-th row is kept."""
+    """Return the sizes of consecutive parts after keeping every n-th row."""
     return None if sizes is None else np.diff(-(-np.cumsum(sizes) // every), prepend=0)
 
 
@@ -204,7 +204,7 @@ class Federation:
         return self._maps[name]
 
     def _open(self, name: str) -> PreparedSet:
-        """A file of the federation; one that was fetched is verified when this process first maps it."""
+        """Open a file of the federation; a fetched file is verified when a process first maps it."""
         path = self.folder / f"{name}.arrow"
         for attempt in range(2):
             self._need(f"{name}.json")
@@ -222,7 +222,7 @@ class Federation:
         return PreparedSet(path)
 
     def _need(self, name: str) -> None:
-        """Make sure that a file is on this node, at its length; several processes of a node fetch it once."""
+        """Fetch a file to this node if missing or incomplete; processes of a node fetch it once."""
         if self._fetch is None or self._is_whole(name):
             return
         with FileLock(self.folder / f".{name}.lock"):

@@ -374,7 +374,9 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
 def _partition(
     images: PreparedSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
 ) -> Parts:
-    """The given rows by client: the scheme's function, with those fields of the spec that it takes."""
+    """Return the given rows by client, from the scheme's function and the fields of the spec that the function
+    takes.
+    """
     # Targets only where the scheme may ask for them: they may be long sequences.
     targets = images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
     known = {

@@ -63,7 +63,7 @@ def dirichlet(
 def dirichlet_balanced(
     labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int
 ) -> Parts:
-    """Clients of equal size (to one example), each with its own class mix ~ Dir(alpha), filled one after the other.
+    """Return clients of equal size (up to one example), each with a class mix ~ Dir(alpha), filled in turn.
 
     A class that runs out is replaced by the client's next most probable one, so the last clients follow their mix less.
     """
@@ -278,7 +278,7 @@ def _cut_evenly(column: np.ndarray, owners: Sequence[np.ndarray], num_clients: i
 
 
 def _filled(left: np.ndarray, sizes: Sequence[int], alpha: float, rng: Generator) -> np.ndarray:
-    """(classes, clients) counts: clients of these sizes take, one after the other, from the examples that are left."""
+    """Return (classes, clients) counts: clients of the given sizes draw in turn from the remaining examples."""
     columns = []
     for size in sizes:
         columns.append(fill(left, size, alpha, rng))
@@ -355,6 +355,6 @@ def own_parts(name: str, labels: np.ndarray, known: Mapping[str, object], option
 
 
 def _sorted_parts(order: np.ndarray, sizes: np.ndarray) -> Parts:
-    """An order cut into parts of these sizes, each sorted; a million parts at once, not one after the other."""
+    """Cut an order into parts of the given sizes, each sorted; vectorised over all parts."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
     return cut_at(order[np.lexsort((order, owners))], sizes)

@@ -117,7 +117,7 @@ def _worked(work: Work[Item], row: dict[str, bytes]) -> dict[str, np.ndarray]:
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Ray Data without its own words; what a worker raised of ours, or of the disk, arrives as it was raised."""
+    """Silence Ray Data's output; errors of raysim and of the disk keep their type."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # the command has its own
     context.raise_original_map_exception = True

@@ -59,7 +59,7 @@ class Preprocess:
 
     @property
     def is_any(self) -> bool:
-        """Whether it does anything to the set that it was made for."""
+        """Whether the work changes the set."""
         return bool(self.own) or self.fitted != self.original
 
     def to_json(self) -> dict[str, object]:
@@ -139,7 +139,7 @@ def _where(name: str) -> str:
 
 
 def _digest(function: Callable[..., object]) -> str:
-    """Of the file that holds a function: what it calls there counts, too."""
+    """Digest of the file that defines a function, helpers included."""
     try:
         return file_digest(Path(inspect.getfile(inspect.unwrap(function))))
     except (OSError, TypeError):  # written in a notebook

@@ -142,7 +142,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a reader gives: names, batches in a fixed order, and the files that it read.
+    """Result of a reader: names, batches in a fixed order, and the files read.
 
     classes: names of the outputs, see `SetInfo`, as task, vocabulary, columns, reading and left_out.
     num_examples: for the progress bar; None where it is not known before the end.
@@ -233,7 +233,7 @@ def find_reader(name: str) -> Callable[..., object]:
 def prepare_own(
     name: str, read: Callable[..., object], path: Path, files: Path | None, options: Raw, *, again: bool = False
 ) -> SetInfo:
-    """Write a set by a function of the user's own, unless it is there as that function would write it.
+    """Write a set by a user's function, unless the function would write the existing set again.
 
     Args:
       read: the function; path: of the Arrow file; files: what it gets, the folder (or file) with the sources, or None.
@@ -246,7 +246,7 @@ def prepare_own(
     is_away = files is not None and not files.exists()
 
     def there() -> SetInfo | None:
-        """What is there, if it is what the function would write."""
+        """Return the existing set if the function would write the same."""
         if is_prepared(path) and not again:
             info = PreparedSet(path).info
             if not info.made_by:

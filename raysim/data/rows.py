@@ -119,7 +119,7 @@ def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
 
 
 def cut_at(values: np.ndarray, sizes: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Views of values, one after the other, of these sizes."""
+    """Return consecutive views of values with the given sizes."""
     return [values[start:end] for start, end in pairwise([0, *np.cumsum(sizes, dtype=np.int64).tolist()])]
 
 

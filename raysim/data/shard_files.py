@@ -134,7 +134,7 @@ Write = Callable[[ShardPlan], Iterable[Filled]]
 
 
 class _Wanted(NamedTuple):
-    """A file of a federation: these rows of a set, in this order, perhaps with other labels than their own."""
+    """A file of a federation: rows of a set in order, optionally with replaced labels."""
 
     name: str
     set_path: str
@@ -165,7 +165,7 @@ def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
 
 
 def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
-    """The files of federations that share their set and its preprocessing, each in its folder: rows are read once for all."""
+    """Plan the files of federations with the same set and preprocessing, a folder each; rows are read once for all."""
     manifest = folders[0][0]
     wanted = [(each, folder / f"{each.name}.arrow") for manifest, folder in folders for each in _wanted(manifest)]
     sources: dict[str, RowSource] = {}
@@ -273,13 +273,13 @@ def _runs(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def write_serially(plan: ShardPlan) -> Iterator[Filled]:
-    """All windows in this process, one after the other."""
+    """Write all windows in this process, in sequence."""
     for window in plan.windows():
         yield scatter(plan, work_on(plan.preprocess, read_window(window)))
 
 
 def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int], None]) -> None:
-    """Write the files of a plan; each gets its description, which makes it complete, once all its places are filled.
+    """Write the files of a plan; a file's description, written last, marks the file as complete.
 
     Args:
       on_progress: on_progress(rows written, rows in all).
@@ -314,7 +314,9 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
 
 
 def _lay_out(file: ShardFile, info: SetInfo) -> None:
-    """Write all but the inputs of a file with one record batch; its space is taken, so that a full disk shows at once."""
+    """Write everything but the inputs of a single-batch file and reserve its space, so that a full disk shows at
+    once.
+    """
     with open(file.path, "wb+") as target:
         kind = np.dtype(info.input_type)
         size = file.count * math.prod(info.shape) * kind.itemsize
@@ -356,7 +358,7 @@ class _Sparse(io.RawIOBase):
 
 
 def _input_place(info: SetInfo) -> int:
-    """The byte at which the inputs of such a file begin: what stands before them has one length, whatever their number."""
+    """Return the byte offset of the inputs; the header has a fixed length for any number of rows."""
     sink = pa.BufferOutputStream()
     record = record_of(_blank(np.zeros((1, *info.shape), info.input_type), info))
     with pa.ipc.new_file(sink, record.schema) as writer:
@@ -371,7 +373,7 @@ def _entries(record: pa.RecordBatch, name: str) -> pa.Buffer:
 
 
 def _finish(plan: ShardPlan, number: int, targets: np.ndarray) -> None:
-    """Write the targets of a file whose inputs are there, and its description, with the checksum of what was read back."""
+    """Write the targets of a file with complete inputs, and the description with the checksum of the data read back."""
     file = plan.files[number]
     path = Path(file.path)
     if plan.info.groups is plan.info.classes:

@@ -46,7 +46,7 @@ OnProgress = Callable[[str, int, int | None], None]  # what is being done, how m
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of set: what it is, its reader, who publishes the files, the options that the reader heeds.
+    """A kind of set: description, reader, publisher of the files, and the reader's options.
 
     has_files: one without is made where a run names it. has_tree: they may be image files in folders, see `own_folder`.
     """

@@ -91,7 +91,7 @@ DUPLICATES = 50
 
 @dataclass(frozen=True)
 class ValidationSpec:
-    """What is done to the validation rows, in this order: subset (some of it as clients have it), imbalance, label noise.
+    """Changes to the validation rows, in this order: subset (partly with the clients' mix), imbalance, label noise.
 
     Attributes:
       subset: fraction that is kept, stratified.
@@ -115,7 +115,8 @@ class ValidationSpec:
 
 
 class Mix(NamedTuple):
-    """What some clients have: (n,) cell of each validation row, and (cells,) training rows of these clients in each cell.
+    """Mix of some clients: (n,) cell of each validation row, and (cells,) number of the clients' training rows by
+    cell.
 
     A cell is a class or, in a set with domains, a class of a domain.
     """

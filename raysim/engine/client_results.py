@@ -1,4 +1,4 @@
-"""The results of a trained client: its vectors, which stay here, its small reports, its memory; or its error."""
+"""Results of a trained client: vectors, kept in the process; small reports; memory; or the error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raysim.training.model import BoundModel
 
 
 class RoundVectors:
-    """What the clients of one round left: name of a vector -> client -> its row.
+    """Vectors of a round's clients: name of a vector -> client -> row.
 
     "update" has num_state entries, "method/name", a reported `Vector`, num_params. Rows are taken over from round to
     round, so that clients write to pages that are there already; what a round did not need is given up after it.
@@ -81,7 +81,7 @@ def take_update(
     start: Tensor,
     layout: Layout,
 ) -> tuple[np.ndarray, int, Tensor]:
-    """Keep the update that a client sends: (its peaks, its bytes, the model [num_state] as the steps left it).
+    """Store a client's update; return (peaks, bytes, the model [num_state] after the local steps).
 
     The model is then where that update leads.
 

@@ -1,4 +1,4 @@
-"""A round as a trainer knows it, and what hooks see of one of its clients: each view is built whole, for one method."""
+"""A round in a trainer, and the views of its clients; each view is built whole, for one method."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Round:
         return _key(self.message) == _key(message)
 
     def follows(self, message: RoundMessage) -> bool:
-        """Whether a message is of another round, and not of this one's latecomers, or those that they waited for."""
+        """Whether a message belongs to another round, or to the other half of a round with latecomers."""
         return self.index != message.round_index
 
 
@@ -43,7 +43,7 @@ def _key(message: RoundMessage) -> tuple[int, int, bool]:
 
 
 class Bench(Protocol):
-    """What a client's views need of the trainer that holds its model."""
+    """Parts of a trainer that the views of a client use."""
 
     layout: Layout
     head: str
@@ -64,7 +64,7 @@ class Bench(Protocol):
 def client_views(
     trainer: Bench, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
 ) -> dict[str, ClientView]:
-    """Method name -> the client as that method sees it: its own message, memory, scratch and random stream."""
+    """Return method name -> view of the client: the method's message, memory, scratch and random stream."""
     settings, model = current.phase.settings, trainer.model
     seed = derive_seed(trainer.seed, "validation", current.index, client)
     if not current.phase.methods:

@@ -39,7 +39,7 @@ BLOCKS, FEWEST_COLUMNS, MOST_ENTRIES = 32, 2**12, 2**24
 
 
 def leaf_cuts(leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
-    """(first, last) of the stretches of leaves that are summed one after the other; last is the next one's first.
+    """Return (first, last) of consecutive ranges of leaves; each range is summed separately.
 
     Example:
       >>> layout = Layout(tuple(Leaf(str(i), (2**21,), i * 2**21, "", "") for i in range(5)))
@@ -97,7 +97,7 @@ class Cohort:
         return is_bad
 
     def first_nonfinite(self, methods: Sequence[Method]) -> tuple[str, str]:
-        """Of the first client with such an update: (where it comes from, as far as it is known, how to mend it), in words.
+        """Return (known origin, remedy) of the first client with a non-finite update, in words.
 
         Args:
           methods: of the round.
@@ -119,7 +119,7 @@ class Cohort:
         return f"the first number of {client} that was not finite was in {what}", mend
 
     def memories(self) -> Iterator[tuple[int, Handle]]:
-        """(client, handle of its new memory) of every kept client that has one."""
+        """Return (client, handle of the new memory) of each kept client with memory."""
         for result, rows, _ in self._parts():
             if result.memories:
                 for row in rows.tolist():
@@ -189,7 +189,7 @@ class Cohort:
 
 
 def counters_of(cohort: Cohort, layout: Layout, before: Mapping[str, int]) -> dict[str, int]:
-    """The integer buffers that a cohort leaves behind; those of layers that stay at the clients stay there, too.
+    """Return the cohort's integer buffers; buffers of personal layers stay at the clients.
 
     They are whole numbers and no weighted mean of them is; the largest says how far the cohort has come.
     """

@@ -36,7 +36,7 @@ def num_accelerators() -> int:
 
 
 def limit_memory(device: str, share: float) -> None:
-    """Keep this process to a share of its device's memory, so that it cannot take its neighbours'.
+    """Limit this process to a share of the device's memory.
 
     No-op on a CPU, and on accelerators for which PyTorch has no such limit.
     """

@@ -37,7 +37,7 @@ def pack(value: Value) -> Value:
 
 
 def packed_copy(value: Value) -> Value:
-    """As `pack`, of a value that somebody else may write to later: nothing in it shares memory with the original."""
+    """As `pack`, but without sharing memory with the original value, which may change later."""
 
     def copied(leaf: Value) -> Value:
         if isinstance(leaf, Tensor):
@@ -218,7 +218,7 @@ class ColumnsRequest:
 
 @dataclass(frozen=True)
 class MapRequest:
-    """function(what it is given, shared), to be called where that lies."""
+    """Call function(argument, shared) in the process that holds the data."""
 
     function: Callable[..., Value]
     shared: Packed

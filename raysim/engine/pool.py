@@ -56,7 +56,7 @@ class Pool(Protocol):
         *,
         adds: bool,
     ) -> list[Answer]:
-        """call(trainer, request, some clients of each of some tasks), run by the trainer that has their vectors.
+        """Run call(trainer, request, clients by task) in the trainers that hold the clients' vectors.
 
         Returns:
           One answer a part, in order; with `adds`, partial sums that together are the sum over all parts.
@@ -80,7 +80,7 @@ class Pool(Protocol):
 
 
 class SerialPool:
-    """A `Pool` of one trainer in this process, and the twin that tests compare Ray with.
+    """A `Pool` with one trainer in this process, the reference for Ray's pools in tests.
 
     The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves.
     """

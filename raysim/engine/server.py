@@ -186,7 +186,7 @@ class Server:
         return crowd_of(method, len(self.sizes.examples), self.seed)
 
     def _sound(self, results: Sequence[TaskResult], round_index: int) -> Cohort:
-        """The clients of some results, without those whose update is not finite."""
+        """Return the clients of some results, without clients with non-finite updates."""
         cohort = Cohort(results, self.pool, self.layout)
         # Before anything is weighed: one NaN in a report would make every weight NaN.
         self._drop_nonfinite(cohort, round_index)
@@ -217,7 +217,7 @@ class Server:
         cohort.drop(is_bad)
 
     def _commit_memories(self, cohort: Cohort) -> None:
-        """Keep what clients want to remember, only now that all of them are there; a dropped client keeps its old memory."""
+        """Store the clients' new memories once all results have arrived; a dropped client keeps the old memory."""
         for client, memory in cohort.memories():
             self._memories[client] = memory
             self._changed.add(client)

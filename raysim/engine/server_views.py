@@ -1,4 +1,4 @@
-"""What hooks see of a round at the server: each view is built whole, in one call, for one method."""
+"""Views of a round for the server's hooks; each view is built whole, for one method."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class ServerViews:
         return server.scorer.on_validation(validation_update, request, torch.cat([self.start, buffers]), counters)
 
     def validated(self, state: Tensor) -> dict[str, Score]:
-        """The score of a model on the validation set, by that name, if a method asked for its loss in this round.
+        """Return a model's validation score by name, if a method asked for its loss in the round.
 
         FedVG's `auto` does: the model that it chose is the one that the round ends with.
         """

@@ -29,7 +29,7 @@ class ServerHandle(Protocol):
 
 
 class RecordKeeper(Protocol):
-    """Who keeps what rounds leave behind; `flush` makes it durable, and returns its checksums for the checkpoint."""
+    """Receiver of a round's results; `flush` makes them durable and returns their checksums for the checkpoint."""
 
     def write(self, record: RoundRecord) -> None: ...
     def write_last(self, record: RoundRecord) -> None: ...
@@ -137,7 +137,7 @@ def simulate(
 
 @contextmanager
 def _ended_in_between(received: list[int], next_saved: Callable[[], int]) -> Iterator[None]:
-    """What ends a round before its end, a second signal or one that it outlasted, says where the run will go on.
+    """Raise for a second signal or a timeout inside a round; the message names the round to resume from.
 
     So does a signal that ended the server, too, as one to a whole group of processes.
     """

@@ -134,7 +134,7 @@ class Trainer:
         return Reports.joined(reports), kept
 
     def _train_stacks(self, current: Round, clients: Sequence[int]) -> dict[int, Trained]:
-        """Those clients of a block that are trained as one batched network, after their local steps."""
+        """Train the block's clients that fit into a batched network; return the trained clients."""
         phase, index, sizes = current.phase, current.index, self.federation.sizes
         stacker = Stacker(self.module, self.layout, self.transform, phase.settings, self.task)
         if not stacker.fits(phase.methods):
@@ -273,7 +273,7 @@ class Trainer:
         return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> list[np.ndarray]:
-        """(k, columns) float32 for each share: those entries of the updates of some clients of each of some tasks."""
+        """Return (k, columns) float32 for each share: entries of the updates of some clients by task."""
         clients = [client for part in parts for client in part.clients.tolist()]
         rows = [row.numpy() for row in self._vectors.of("update", clients)]
         return [np.stack([np.concatenate([row[start:end] for start, end in cuts]) for row in rows]) for cuts in shares]

@@ -40,7 +40,7 @@ def gpu_names() -> list[str]:
 
 @cache
 def sources() -> str:
-    """SHA-256 of the code of raysim and its methods, as it lies here: a checkout changes while its version stays."""
+    """SHA-256 of the code of raysim and its methods; a checkout can change without a new version."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for file in sorted(file for folder in ("raysim", "methods") for file in (root / folder).rglob("*.py")):
         if "cluster" not in file.relative_to(root).parts:  # which only an installed wheel has there

@@ -16,7 +16,7 @@ from raysim.base.reading import regular_file
 
 
 def partial_file(path: Path) -> Path:
-    """Where to write what is to take the place of `path`: a name beside it that nobody else has.
+    """Return an unused temporary path beside `path`, for an atomic replacement.
 
     Drawn and not made of the process's number, which is 1 in every container.
     """
@@ -101,7 +101,7 @@ class LoggedArrays(Mapping[str, np.ndarray]):
 
 
 def seal_of(folder: Path, paths: Iterable[Path]) -> str:
-    """Lines as `sha256sum` writes them, one for each of the files that is there."""
+    """Return lines in the format of `sha256sum` for the existing files."""
     names = (path.relative_to(folder).as_posix() for path in paths if path.is_file())
     return "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
 
@@ -114,7 +114,7 @@ def seal_again(folder: Path, seal: Path, path: Path) -> None:
 
 
 def refuse_changed(folder: Path, seal: Path, paths: Iterable[Path]) -> None:
-    """Compare files of a run with the lines that `seal` holds; those that are missing, or not sealed, pass.
+    """Compare files of a run with the lines of `seal`; missing and unsealed files pass.
 
     Raises:
       DataError: one has changed since the run wrote it.

@@ -1,4 +1,4 @@
-"""A run directory as a type: its files, its marks, its status, its lock, and what can be read from it."""
+"""A run directory: files, marks, status, lock, and reading of its contents."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator
 
 
 def written_yaml(text: str) -> Any:
-    """What YAML that raysim wrote says. Raises yaml.YAMLError, ValueError: somebody else wrote it."""
+    """Parse YAML written by raysim. Raises yaml.YAMLError, ValueError: the file has another author."""
     try:
         return yaml.safe_load(text)
     except (RecursionError, TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, of odd texts
@@ -82,7 +82,7 @@ def written_yaml(text: str) -> Any:
 
 
 class RunFolder:
-    """Names and contents of the files of one run. It keeps no file open and reads anew each time."""
+    """Names and contents of a run's files. No file stays open; each access reads again."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -103,7 +103,7 @@ class RunFolder:
 
     @staticmethod
     def make(storage: Path, name: str | None, is_taken: Callable[[str], bool] = lambda name: False) -> RunFolder:
-        """The directory of a run below a folder, made if it is not there; a fresh one for a run without a name.
+        """Return the directory of a run below a folder, created if missing; a new name for a run without a name.
 
         Args:
           is_taken: whether a fresh name is known elsewhere.
@@ -168,7 +168,7 @@ class RunFolder:
         write_file(self.path / mark, message.encode())
 
     def seal_records(self) -> None:
-        """Write the SHA-256 of what a run has recorded when a scheduler ends it; whoever marks it as STOPPED is another."""
+        """Seal the records of a run that a scheduler ends; the process that marks the run as STOPPED may be another."""
         write_file(self.seal, self._seal().encode())
 
     def _seal(self) -> str:
@@ -236,13 +236,13 @@ class RunFolder:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
     def results(self) -> list[Path]:
-        """The files that hold results; TensorBoard's events stay with the run that wrote them."""
+        """Files with results; TensorBoard events stay with the original run."""
         others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
         hidden = (".", "events.out")
         return [p for p in sorted(self.path.iterdir()) if p not in others and not p.name.startswith(hidden)]
 
     def progress_rows(self, before: int | None = None) -> list[dict[str, str]]:
-        """The whole rows of progress.csv, those of rounds below `before`; none if it is not there.
+        """Return the complete rows of progress.csv for rounds below `before`; empty without the file.
 
         Raises:
           RaysimError: it holds what no run wrote, or was changed since the run is finished.
@@ -286,7 +286,9 @@ class RunFolder:
         return sorted(self.clients.glob("rounds-*.parquet"))
 
     def client_rows(self) -> pa.Table | None:
-        """All parts as one table, in the order of rounds; None if there is none. Raises DataError: one was changed."""
+        """Return all parts as one table in the order of rounds; None without parts. Raises DataError: a part was
+        changed.
+        """
         parts = [self.clients] if self.clients.is_file() else self.client_parts()
         self.check_unchanged(*parts)
         return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
@@ -315,7 +317,7 @@ class RunFolder:
         return dict(sorted(paths.items()))
 
     def logged_arrays(self) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-        """(round, the arrays that methods logged in it), for every round that has any; each is read when it is looked at.
+        """Yield (round, logged arrays) of each round with arrays; arrays are read on access.
 
         Raises:
           DataError: a file is damaged or was changed; also when an array of it is looked at.

@@ -68,7 +68,7 @@ def open_run_folder(config: Config, say: Say) -> tuple[RunFolder, StoredRun | No
 
 @contextmanager
 def held(run: StoredRun | None) -> Iterator[None]:
-    """Hold a run at its URI, if it has one: sent at the beginning and, however the block ends, at the end."""
+    """Hold a run at a URI, if any: send at the beginning, and at the end however the block ends."""
     if run is None:
         yield
         return
@@ -194,7 +194,7 @@ class StoredRun:
             del self._sent[name]
 
     def _clear(self, there: Mapping[str, Stamp], sent: Mapping[str, Stamp]) -> None:
-        """Empty the local folder. A checkpoint that never got there, or is gone from there, is put aside with its run."""
+        """Empty the local folder. Checkpoints missing at the URI are moved aside with their run."""
         folder = self._folder.path
         (folder / HOLDER).unlink(missing_ok=True)
         here = stamps(folder)
@@ -243,7 +243,7 @@ NUM_STAGES = 5
 
 
 def _stage(name: str) -> int:
-    """What travels after what: a checkpoint is whole once its `checkpoint.json` is there."""
+    """Return the stage in which a file is sent; `checkpoint.json` is last and completes a checkpoint."""
     if not name.startswith("checkpoints/"):
         return 4 if name in MARKS else 0
     return 1 if name.startswith("checkpoints/memory/") else 3 if name.endswith("/checkpoint.json") else 2
@@ -267,7 +267,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _whole_parts(names: Iterable[str]) -> list[str]:
-    """The names without parts of clients.parquet whose rounds another part has too: one that was to be deleted for it."""
+    """Drop parts of clients.parquet whose rounds are contained in a merged part."""
     rounds = {name: found.groups() for name in names if (found := _PART.fullmatch(name))}
 
     def is_inside(name: str) -> bool:

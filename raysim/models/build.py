@@ -53,8 +53,9 @@ def _refuse_unfit_inputs(architecture: Architecture, spec: ModelSpec) -> None:
 
 
 def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
-    """Path of the classifier layer. module: the built one of this specification, with adapters or without, if there is
-    one."""
+    """Path of the classifier layer. module: the built model of the specification, with or without adapters, if
+    available.
+    """
     if known := find_architecture(spec.name).head or spec.head:
         return known
     if module is None:

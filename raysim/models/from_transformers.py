@@ -68,12 +68,12 @@ def _indexed(path: Path) -> set[str]:
 
 
 def with_whole_path(name: str) -> str:
-    """The name of a model, its path absolute if it has one: another process may have another working directory."""
+    """Return a model's name with an absolute path, for processes in another working directory."""
     return f"{PREFIX}{_path_of(name).absolute()}" if name.startswith(PREFIX) else name
 
 
 def model_files(name: str) -> list[Path]:
-    """The files that a name with `transformers:` stands for: configuration and weights, all in one folder; else none."""
+    """Return the configuration and weight files of a `transformers:` name, all in one folder; else none."""
     if not name.startswith(PREFIX):
         return []
     path = _path_of(name)
@@ -147,7 +147,7 @@ def _read(path: Path, config: PretrainedConfig, vocabulary: int) -> PreTrainedMo
 
 
 def _untie_(module: nn.Module) -> None:
-    """Give each layer parameters of its own, with the values of those that it shared."""
+    """Give each layer parameters of its own, copied from shared ones."""
     seen: set[int] = set()
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         if id(parameter) in seen:

@@ -24,7 +24,7 @@ Groups = Annotated[int, counts_with("norm", "group")]
 
 
 def library(name: str) -> ModuleType:
-    """A library, or a module of it, imported when the first of its models is built. It sees the CPU as default device.
+    """Import a library on first use, with the CPU as default device.
 
     Models are tried on the meta device. The compiler of PyTorch 2.6, which timm and torchvision import, reads tensors when it
     is imported, and on the meta device none can be read.
@@ -62,5 +62,5 @@ def projector(inputs: int, width: int, make_norm: Callable[[int], nn.Module]) ->
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
-    """Layers one after the other, each under its name."""
+    """Sequential container of named layers."""
     return nn.Sequential(OrderedDict(layers))

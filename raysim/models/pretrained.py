@@ -92,7 +92,7 @@ def _read_torch(path: Path) -> object:
 
 
 def _kind(tensor: Tensor) -> str:
-    """The kind of numbers that a tensor holds: those of one kind are converted into each other."""
+    """Return the kind of a tensor's numbers; tensors of equal kind are convertible."""
     if tensor.is_floating_point():
         return "float"
     return "complex" if tensor.is_complex() else "integer"

@@ -106,7 +106,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Ready:
-    """What the driver of a sweep has made for its trials, so that a node without its disk needs nothing of it.
+    """Prepared inputs of a sweep's trials, for nodes without access to the driver's disk.
 
     info, manifest: see `Plan`.
     """
@@ -181,7 +181,7 @@ class Plan:
 
 
 def task_of(config: Config, info: SetInfo) -> Task:
-    """The task of the configuration, else the set's; raises LookupError where there is none of that name."""
+    """Return the task of the configuration, else of the set; raises LookupError for an unknown name."""
     name, options = name_and_options(config.task or info.task)
     task = find_task(name)
     return task if isinstance(task, Task) else made_task(task, options)

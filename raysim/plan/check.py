@@ -186,7 +186,7 @@ def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
 
 
 def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_test: int) -> Iterator[Fault]:
-    """Conditions that could never be met, or that would leave out a method that works after the last round."""
+    """Yield faults for stop conditions that can never be met, or that would skip a method after the last round."""
     conditions = config.stop.model_dump(exclude_none=True)
     for name in (each for each in conditions if each != "epsilon"):
         if not config.evaluation.every:
@@ -262,7 +262,7 @@ def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInf
 def _fit(
     specs: Sequence[str | Settings], model: ModelGroup, spec: ModelSpec, available: Sequence[str]
 ) -> tuple[Layout | None, Sequence[str]]:
-    """(layout of this model under these methods, what keeps them from running on it)."""
+    """Return (layout of the model under the methods, conflicts)."""
     methods, _ = build_methods(specs)
     try:
         layout = layout_for(model, spec, methods)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sets:
-    """The prepared sets of a run: its own, the one that the validation set comes from, further test sets by name."""
+    """Prepared sets of a run: the training set, the set of the validation rows, further test sets by name."""
 
     images: PreparedSet
     external: PreparedSet | None
@@ -45,7 +45,7 @@ class Sets:
 
 
 def or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
-    """What `make` returns, or the error of data or own code that it raises, as a fault of the configuration."""
+    """Return the result of `make`, or an error of data or user code as a fault."""
     try:
         return make(), []
     except OwnCodeError as error:

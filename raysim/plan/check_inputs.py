@@ -105,7 +105,7 @@ def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) 
 
 
 def _metric_faults(config: Config, task: Task) -> Iterator[Fault]:
-    """Further metrics that this task's scores cannot feed, or that would take the name of one of its own."""
+    """Yield faults for further metrics that the task's scores cannot feed, or with a name already in use."""
     if task.main == CLASSES.main and task.name != "tokens":
         return
     for index, name in enumerate(config.evaluation.metrics):

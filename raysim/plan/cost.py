@@ -1,4 +1,4 @@
-"""What a run will cost: counts that need no training, and seconds from a few short rounds on its own shards."""
+"""Cost of a run: counts without training, and seconds from a few short rounds on the run's shards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TIMELESS = {
 
 @dataclass(frozen=True)
 class Work:
-    """Of one phase: its rounds, and of all of them together clients, local steps and the images in these."""
+    """Work of a phase: rounds, and the totals of clients, local steps and trained images."""
 
     rounds: int
     clients: int
@@ -82,7 +82,9 @@ class RunCost:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one phase on this machine: seconds of a step, of a client beside its steps, of an evaluation; MB of a client."""
+    """Rates of a phase on this machine: seconds of a step, of a client without steps, of an evaluation; MB of a
+    client.
+    """
 
     step_s: float
     client_s: float
@@ -199,7 +201,7 @@ def _steps(phase: Phase, wanted: int) -> int:
 
 
 class _Rounds:
-    """Short rounds of a plan in this process, each another one: trainers keep what they got for a round and a phase."""
+    """Short rounds of a plan in this process, each a round of its own, since trainers cache by round and phase."""
 
     def __init__(self, plan: Plan, recipe: Recipe):
         self._trainer = make_trainer(recipe)
@@ -233,7 +235,7 @@ class _Rounds:
 
 
 def clock_of(recipe: Recipe) -> Callable[[], float]:
-    """Seconds of this process's CPUs, which other work on the machine does not change; of a GPU those on the wall."""
+    """Return a clock: CPU seconds of this process, unaffected by other work; wall-clock seconds with a GPU."""
     if recipe.wants_gpu and accelerator() != "cpu":
         return time.perf_counter
     return lambda: time.process_time() / recipe.num_threads

@@ -77,7 +77,7 @@ def find_method(name: str) -> Callable[..., Method]:
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name; what the user's own declares of its direction is known from then on. Raises as `find`."""
+    """Return the metric of a name, and register a user metric's direction. Raises as `find`."""
     metric = find(name, METRICS, "metric")
     declare(name.rpartition(":")[2], getattr(metric, "direction", None))
     return metric
@@ -89,12 +89,12 @@ def find_augmentation(name: str) -> Callable[..., object]:
 
 
 def find_shift(name: str) -> Callable[..., object]:
-    """The feature shift of that name, with its options as its signature; raises as `find`."""
+    """Return the feature shift of a name, with its options as signature; raises as `find`."""
     return with_given(find(name, SHIFTS, "shift"), ("images",), ("client", "num_clients", "generator"))
 
 
 def find_task(name: str) -> Task | Callable[..., object]:
-    """The task of that name, or the user's own function that makes one; raises as `find`."""
+    """Return the task of a name, or the user's function that makes a task; raises as `find`."""
     return find(name, TASKS, "task")
 
 
@@ -116,7 +116,7 @@ def made_task(make: Callable[..., object], options: Settings) -> Task:
 
 
 def find(name: str, known: Mapping[str, T], kind: str) -> T:
-    """What a name stands for, or what `module:function` names where it is the user's own.
+    """Return the object of a name, or the user's object of `module:function`.
 
     Raises:
       LookupError: there is none; says what is known.
@@ -195,7 +195,7 @@ def check_metrics(config: Config) -> Iterator[Fault]:
 def own_faults(
     key: str, spec: object, find_function: Callable[[str], Callable[..., object]], named: Collection[str] | None = None
 ) -> list[Fault]:
-    """What is wrong with a function of the user's own and its options; nothing for other names.
+    """Return faults of a user's function and its options; none for other names.
 
     Args:
       named: names that take options as well, of all that there are; None: names are checked elsewhere and take none.
@@ -210,7 +210,7 @@ def own_faults(
 
 
 def open_own_set(config: Config) -> PreparedSet:
-    """The set that a function of the user's own reads, written if it is not there, or not as that would write it now."""
+    """Return the set of a user's reader, written again if missing or outdated."""
     data = config.data
     name, options = name_and_options(data.reader)
     if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
@@ -239,7 +239,7 @@ def prepare_by_name(
 
 
 def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
-    """Names that no function has, options that it does not take, and a logger that is there already."""
+    """Yield faults of loggers: unknown names, unknown options, and duplicates."""
     for index, spec in enumerate(specs):
         if (first := specs.index(spec)) < index:
             yield Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; drop one of them")
@@ -266,7 +266,7 @@ Spec = dict[str, dict[str, object]]
 
 
 class MethodNames:
-    """Every known method as a function of its options that returns its line of a configuration."""
+    """Methods as functions from options to a configuration entry."""
 
     def __getattr__(self, name: str) -> Callable[..., Spec]:
         if name not in METHODS:

@@ -1,4 +1,4 @@
-"""How many trainers there are, and what each of them gets."""
+"""Number of trainers and resources of each trainer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Resources(NamedTuple):
 
 
 def check_resources(config: Config) -> list[Fault]:
-    """Whether this machine has what a run asks for; what a cluster has is known only once connected."""
+    """Check the resources that a run asks for on this machine; a cluster's resources are known only once connected."""
     wanted, cores, faults = config.resources, os.cpu_count() or 1, []
     if wanted.gpus_per_trainer != "auto" and wanted.gpus_per_trainer > 1 and wanted.gpus_per_trainer % 1:
         text = f"{wanted.gpus_per_trainer:g} is neither a part of one GPU nor a number of whole ones; round it"
@@ -118,13 +118,13 @@ def share_of(taken: Resources, config: Config) -> dict[str, float]:
 
 
 def named_resources(room: Mapping[str, float]) -> dict[str, float]:
-    """What a node has of CPUs, GPUs and resources of the user's own, without those that Ray counts by itself."""
+    """Return a node's CPUs, GPUs and custom resources, without Ray's internal resources."""
     names = (name for name in room if name not in ("memory", "object_store_memory") and not name.startswith("node:"))
     return {name: room[name] for name in names if room[name]}
 
 
 def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:
-    """A resource that no node has, with those that there are."""
+    """Return a fault for a resource that no node has, with the known resources."""
     if any(room.get(name) for room in rooms):
         return None
     kind, _, value = name.rpartition(":")

@@ -47,7 +47,7 @@ def with_split(config: Config, images: PreparedSet, *, uses_validation: bool) ->
 
 
 def _file_has_splits(config: Config, images: PreparedSet) -> bool:
-    """Whether the partition's file says what is held out; what is wrong with it is told where the partition is drawn."""
+    """Whether the partition file assigns splits; errors in the file are reported when the partition is drawn."""
     part = config.partition
     if part.scheme == "file" and part.file is not None:
         with suppress(DataError):
@@ -88,7 +88,7 @@ def uses_validation(raw: Raw) -> bool:
 
 
 def _method_lists(value: object) -> list[list[str | Settings]]:
-    """Lists of methods: the one of a run, or those that an axis of a sweep chooses from."""
+    """Return the lists of methods of a run, or of all labels of a sweep's axis."""
     if isinstance(value, list):
         return [value]
     domains = value.values() if isinstance(value, Mapping) else ()

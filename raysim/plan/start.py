@@ -1,4 +1,4 @@
-"""From a checked plan to a running server: its shards, its share of the machine, its trainers."""
+"""From a checked plan to a running server with shards, resources and trainers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _ray_server(
 
 
 def shown_outside(plan: Plan, run: str) -> Callable[[RoundRecord], None]:
-    """What to call after each round of a run on Ray, so that Ray's dashboard shows it; a serial run is shown by nobody."""
+    """Return a callback that reports each round to Ray's dashboard; no callback for a serial run."""
     if plan.config.is_serial():
         return lambda record: None
     from raysim.engine.ray.gauges import round_gauges

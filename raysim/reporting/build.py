@@ -185,7 +185,7 @@ def _tables(asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric) -
 
 
 def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Those that are finished. Raises DataError: there are runs, and none is."""
+    """Return the finished runs. Raises DataError: no run is finished."""
     finished = [run for run in runs if run.is_finished]
     if runs and not finished:
         listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
@@ -198,7 +198,7 @@ def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 def _recorded(
     runs: list[ReportedRun], group: ReportGroup, metrics: Sequence[tuple[object, ReportMetric]], notes: list[str]
 ) -> list[ReportedRun]:
-    """Those that recorded one of the metrics, as FedAvg lacks FLFA's feedback, and finite numbers alone. Others become a note.
+    """Keep runs that recorded one of the metrics with finite values; other runs become a note.
 
     Raises:
       DataError: no run is left whose numbers are finite.
@@ -225,7 +225,7 @@ def _recorded(
 
 
 def _metrics(group: ReportGroup, runs: Sequence[ReportedRun]) -> list[tuple[dict[str, Label], ReportMetric]]:
-    """(label that it adds, metric) of each number of a run that makes a cell."""
+    """Return (additional label, metric) of each number that makes a cell."""
     named: list[tuple[dict[str, Label], str]] = [({}, group.metric or DEFAULT)]
     for label, metrics in group.metrics.items():  # one at most
         named = [({label: value}, name) for value, name in metrics.items()]
@@ -283,7 +283,7 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
 
 
 def _sources(runs: Sequence[ReportedRun], given: Settings) -> dict[str, Settings]:
-    """Where settings of a report come from -> those that are set there. Raises ConfigError."""
+    """Return source -> settings of the report. Raises ConfigError."""
     sources: dict[str, Settings] = {}
     for run in runs:
         files = [folder / "sweep.yaml" for folder in list(run.folder.parents)[:2]]

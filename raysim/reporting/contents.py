@@ -1,4 +1,4 @@
-"""The contents of a report before it is written: its tables, its tests, and further tables beside those of the metric."""
+"""Contents of a report: tables of the metric, tests, and further tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from raysim.reporting.tables import (
 
 @dataclass(frozen=True)
 class Extra:
-    """A further table: its heading, a sentence on what it holds, and its lines."""
+    """A further table: heading, caption and lines."""
 
     title: str
     caption: str

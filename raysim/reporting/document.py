@@ -1,4 +1,4 @@
-"""report.md: what was run, what came out, how sure it is, and what is missing."""
+"""report.md: settings, results, tests, missing runs and environments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def document(report: ReportContents, figures: Mapping[str, str], notes: Sequence
 
 
 def _title(report: ReportContents) -> str:
-    """The folder that all runs stand in, or what else names the report best."""
+    """Return the title: the folder of all runs, or the best substitute."""
     folders = {run.folder.parent for run in report.runs}
     if len(report.runs) == 1:
         return report.runs[0].folder.name
@@ -218,7 +218,8 @@ def on_average(tables: Sequence[Table]) -> str:
 
 
 def winners(tables: Sequence[Table], subject: str | None) -> str:
-    """In how many columns a row (or, without one, the row that leads most) has the best mean, and who else has.
+    """Return a sentence on the number of columns led by a row (by default the most frequent leader), and on the
+    other leaders.
 
     Rows that print the same mean tie. A row is called best only where tests over seeds tell it from every other one.
     Columns with one row do not count. Upper bounds do not compete; a last sentence names them.
@@ -334,7 +335,7 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
 
 
 def _other_way(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
-    """Which rows are significantly better than the one that was tested against them."""
+    """Return a sentence on the rows that are significantly better than the tested row."""
     method = comparisons[0].method
     by_row: dict[str, list[Comparison]] = {}
     for item in comparisons:

@@ -1,4 +1,4 @@
-"""Heat maps of gains, and what a search found along the settings that it drew."""
+"""Heat maps of gains, and plots of a search along the drawn settings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def base_of(table: Table, baseline: str | None, gain: str | None) -> Place | Non
 
 
 def gains_over(table: Table, base: Place | str) -> dict[Place, Effect]:
-    """Place -> the paired difference of its runs to those of the base with the same seeds, where there are any.
+    """Return place -> paired difference to the base runs with the same seeds; places without a pair are left out.
 
     Args:
       base: a place, or the row whose cell in the same column counts.
@@ -80,7 +80,7 @@ def gains_over(table: Table, base: Place | str) -> dict[Place, Effect]:
 
 
 def beyond_parts(gains: Mapping[Place, Effect], base: Place) -> dict[Place, float]:
-    """Place -> its gain less the gains of its row alone and of its column alone; above 0: the two help each other.
+    """Return place -> gain beyond the sum of the row's and the column's gain; positive for a synergy.
 
     Only for pairs of two parts that are not the base's own, and of which each ran alone.
     """

@@ -59,7 +59,9 @@ class ReportMetric:
 
     @property
     def column(self) -> str:
-        """The column of progress.csv that shows it round by round; that of the main metric for a key of summary.json."""
+        """Return the column of progress.csv with the metric by round; for a key of summary.json, the main metric's
+        column.
+        """
         return self.bare if "/" in self.bare else column_of(self.bare).replace("validation_", "")
 
     @property
@@ -124,7 +126,7 @@ class ReportMetric:
         return None if value is None else self.scale * value
 
     def score(self, run: ReportedRun) -> float | None:
-        """The run's number, in percent if it is a share; None if it recorded none. Of a run that diverged it is not finite."""
+        """Return the run's number, shares in percent; None if not recorded, non-finite for a diverged run."""
         value = run.summary.get(self.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self.scale * value
@@ -169,7 +171,7 @@ def by_round(folder: Path, column: str, every: int = 1) -> dict[int, float]:
 
 
 def logged(folder: Path, name: str) -> dict[int, np.ndarray]:
-    """Round -> the array of that name, of every round that logged it."""
+    """Return round -> array, for each round that logged the array."""
     return {index: arrays[name] for index, arrays in RunFolder(folder).logged_arrays() if name in arrays}
 
 

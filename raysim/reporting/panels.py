@@ -68,7 +68,7 @@ def panel_grid(count: int, *, across: int = 4, width: float = 3.1, height: float
 
 
 def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None) -> None:
-    """One legend for all panels, with each name once, below them: the figure grows by its height."""
+    """Draw a common legend below all panels; the figure grows by the legend's height."""
     entries: dict[str, Artist] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):

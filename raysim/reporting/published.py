@@ -16,7 +16,7 @@ from raysim.config import nearest, shipped_folder
 
 
 class Statement(NamedTuple):
-    """The metric that a paper prints, None where it does not say; the section, and its own words."""
+    """The metric printed by a paper (None if not stated), the section, and the quotation."""
 
     metric: str | None
     section: str
@@ -223,13 +223,13 @@ NETWORKS: dict[str, tuple[Mapping[str, object], ...]] = {
 
 
 def is_set(printed: object, name: object) -> bool:
-    """Whether a prepared set is the one that a paper prints. Names that no paper prints are their user's own: true."""
+    """Whether a prepared set matches a paper's set; true for names unknown to the papers."""
     known = next((names for other, names in SETS.items() if is_same(other, printed)), None)
     return known is None or name in known
 
 
 def is_network(printed: object, model: Mapping[str, object]) -> bool:
-    """Whether the settings of a model are those of the network that a paper prints; true for a name that none prints."""
+    """Whether a model's settings match a paper's network; true for names unknown to the papers."""
     known = next((choices for other, choices in NETWORKS.items() if is_same(other, printed)), None)
     return known is None or any(_holds(choice, model) for choice in known)
 

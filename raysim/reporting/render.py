@@ -55,7 +55,7 @@ Line = tuple[str, tuple[Entry, ...]]
 
 
 def lines_of(table: Table) -> list[Line]:
-    """What every form of a table shows: a line per row and, below it, one with the published numbers if there are any.
+    """Return a table's lines: a line per row and, below, published numbers if available.
 
     The average gains, if there are some, come last.
     """

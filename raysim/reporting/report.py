@@ -1,4 +1,4 @@
-"""A written report as an object: its folder, its text, and its numbers as pandas DataFrames."""
+"""A written report as an object: folder, text, and numbers as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -121,5 +121,5 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
 
 
 def default_folder(paths: Sequence[Path]) -> Path:
-    """Where a report of these runs goes by itself: into the one folder that was given; beside the first of several."""
+    """Return the default folder of a report: inside a single folder of runs, beside the first of several."""
     return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"

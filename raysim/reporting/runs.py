@@ -137,7 +137,7 @@ def _status(files: RunFolder, config: Settings, summary: Settings) -> str:
 
 
 def _mapping(files: RunFolder, path: Path) -> Settings:
-    """What a file holds; nothing if it cannot be read, or has changed since the run wrote it."""
+    """Return a file's mapping; empty for an unreadable or changed file."""
     try:
         files.check_unchanged(path)
         content = read_json(path) if path.suffix == ".json" else written_yaml(regular_file(path).read_text())
@@ -203,7 +203,7 @@ def is_setting(key: str) -> bool:
 
 
 def _settings_of_labels(runs: Sequence[ReportedRun]) -> dict[str, str]:
-    """Dotted key of a setting -> the label that holds its value in every run that has the label."""
+    """Return dotted key -> label with the same value in every labelled run."""
     names: dict[str, str] = {}
     for name in dict.fromkeys(name for run in runs for name in run.labels):
         having = [run for run in runs if name in run.labels]
@@ -261,7 +261,7 @@ def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
-    """What held out other examples in some rows of the tables than in others, a sentence for each setting.
+    """Return a sentence for each setting of the held-out rows that differs between rows of the tables.
 
     Args:
       rows: the label whose values are the rows.
@@ -347,7 +347,7 @@ def compared(flat: Settings) -> Settings:
 
 
 def _key(labels: Mapping[str, Label]) -> Key:
-    """Labels such that those that mean the same are equal, as `is_same` has it."""
+    """Return labels in canonical form: labels with the same meaning are equal, as in `is_same`."""
     numbers = {key: number(value) for key, value in labels.items()}
     return frozenset((key, canonical(labels[key]) if value is None else value) for key, value in numbers.items())
 
@@ -367,7 +367,8 @@ def tables_of(recipe: str) -> list[str]:
 
 @cache
 def _trials(table: str) -> list[tuple[Key, Published | None, Settings]]:
-    """(labels as `_key` has them, published cell, settings) of what the recipes run whose report has a published table.
+    """Return (canonical labels, published cell, settings) of the trials of all recipes whose report has the
+    published table.
 
     One trial of every setting.
     """

@@ -178,7 +178,7 @@ def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Compariso
 
 
 def leads(table: Table, row: str, column: Column) -> bool:
-    """Whether a row is significantly better than every other one of its column, over the seeds of each pair.
+    """Whether a row is significantly better than every other row of a column, over common seeds.
 
     All of these tests have to reject, so that their number needs no adjustment.
     """
@@ -256,7 +256,7 @@ def _bases(table: Table, gain: str) -> dict[Place, Place]:
 
 
 def base_row(row: str, rows: Sequence[str], baseline: str | None) -> str | None:
-    """What a row is compared with: the row X of "X + something" if there is one, else the baseline; never itself."""
+    """Return the row to compare with: X for "X + something", else the baseline; never the row itself."""
     bases = [other for other in rows if canonical(row).startswith(f"{canonical(other)}+")]
     base = max(bases, key=len) if bases else baseline
     return None if base == row else base

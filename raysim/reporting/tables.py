@@ -33,7 +33,7 @@ Rank = tuple[int, bool, float, str]
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting. Accuracies and other shares in percent; `std` is over seeds with ddof 1, None for one seed.
+    """A cell: one setting over its seeds. Shares in percent; `std` with ddof 1, None for one seed.
 
     scores: mostly by seed. A cell of a published table has none, and n = 0.
     metric: what the scores are.
@@ -141,7 +141,7 @@ def text(value: Label | None) -> str:
 
 
 def other_methods(runs: Sequence[ReportedRun]) -> list[str]:
-    """Cells whose seeds ran other methods or options, which one name hides, a sentence for each."""
+    """Return a sentence for each cell whose seeds ran different methods or options under the same name."""
     cells: dict[frozenset[tuple[str, Label]], dict[str, list[str]]] = {}
     for run in runs:
         specs = json.dumps(run.config.get("methods") or [], sort_keys=True)
@@ -214,7 +214,7 @@ def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], publishe
 
 
 def difference(one: Cell, other: Cell) -> float:
-    """One mean less another, over the seeds that both have where they share some, as the tests pair them."""
+    """Return the difference of two means, over common seeds if there are any, as in the tests."""
     ours, theirs = paired(one, other)
     return float(np.mean(np.subtract(ours, theirs))) if ours else one.mean - other.mean
 
@@ -240,7 +240,7 @@ def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
 
 
 def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
-    """(row, column) -> the mean of its means over the tables that have it, each with the same weight."""
+    """Return (row, column) -> mean over tables, each table with equal weight."""
     means: dict[Place, dict[Label, float]] = {}
     for index, table in enumerate(tables):
         for place, cell in table.cells.items():
@@ -366,7 +366,7 @@ def row_of(name: str | None, tables: Sequence[Table]) -> str | None:
 
 
 def upper_bounds(tables: Sequence[Table]) -> set[str]:
-    """Rows that are upper bounds in every table that has them."""
+    """Return rows that are upper bounds in every table in which they occur."""
     return {row for row in all_rows(tables) if all(row in table.bounds for table in tables if row in table.rows)}
 
 

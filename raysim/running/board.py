@@ -72,7 +72,7 @@ class Board:
     def hyperparameters_at_end(
         self, settings: Mapping[str, object], number: int, results: Mapping[str, float | None]
     ) -> None:
-        """The results of the run in that view, as of its last round; None where there is none."""
+        """Return a run's last results for the hyperparameter view; None without results."""
         from torch.utils.tensorboard.summary import hparams
 
         self._write(number, {f"hparam/{name}": result for name, result in results.items() if result is not None})

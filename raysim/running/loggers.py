@@ -36,7 +36,7 @@ class Logger(Protocol):
 
 
 class _Progress(TypedDict):
-    """How far a logger has got: the next round to tell it; the fault that ended it, if any."""
+    """Progress of a logger: the next round to report, and the fault that ended the logger, if any."""
 
     next_round: int
     fault: str
@@ -138,5 +138,5 @@ def ended(loggers: Loggers) -> Iterator[None]:
 
 
 def _place(error: BaseException, make: Callable[..., object]) -> str:
-    """File, line and function of the user's that an exception passed through last, and what it says."""
+    """Return file, line and function of the user's code that raised an exception, and the message."""
     return f"{place_in(error) or place_of(make)}: {words_of(error)}"

@@ -49,7 +49,7 @@ class Picture:
 
 
 class Album:
-    """Keeps an account of the seconds spent on pictures; those that are due wait until the run has earned them.
+    """Budget of seconds for pictures; due pictures wait until the run has earned the time.
 
     They are drawn oldest first: TensorBoard drops what it has of a tag when an earlier round of it arrives. In the run's own
     thread: what little they cost is not worth drawing while the next round or the user's own code runs.

@@ -104,7 +104,7 @@ class Recorder:
         self._album.draw_affordable()
 
     def write_last(self, record: RoundRecord) -> None:
-        """The pictures that belong to the last round, which was written as every other one."""
+        """Draw the last round's pictures; the round itself was written like every round."""
         self._on_step("drawing pictures")
         number = record.round_index
         if not self._is_pictured(number):
@@ -259,7 +259,8 @@ def headlines(rows: Sequence[Mapping[str, str]], more: Sequence[str] = ()) -> di
 
 
 def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:
-    """Why the run ends after these rounds; empty if it goes on. It looks at records alone, so that a resumed run agrees.
+    """Return the reason to stop after these rounds; empty to continue. Depends on records alone, so that a resumed
+    run agrees.
 
     A run ends after an evaluation, so that its last model is scored as that of every other run; without evaluations
     between the first and the last round (`every` 0) it may end after any round. Privacy alone is no more spent than allowed

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run directory, finished or not. What its files hold is read when it is first asked for; `reload` forgets it.
+    """A run directory, finished or not. Files are read on first access; `reload` reads again.
 
     Attributes:
       folder: the run directory.
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """Whether the run is completed, stopped, failed or unfinished, and what it said of that."""
+        """Status of the run: completed, stopped, failed or unfinished, with a message."""
         return self._files.status
 
     @cached_property
@@ -163,7 +163,7 @@ class Run:
         return module.eval()
 
     def reload(self) -> Run:
-        """The same run, its files read now: what has been written since, and what may be written over later."""
+        """Return the run with all files read now, before a later process overwrites them."""
         run = Run(self.folder)
         _ = run.config, run.summary, run.history, run.clients
         return run

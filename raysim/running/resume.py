@@ -51,7 +51,7 @@ class RunState:
 
     @property
     def kind(self) -> str:
-        """What to call the run that is there."""
+        """Return a name for the existing run."""
         return f"the {'finished' if self.is_finished else 'unfinished'} run in {self.where}"
 
     @property
@@ -93,7 +93,7 @@ def next_step(state: RunState) -> Step:
 
 
 def _faults(state: RunState) -> list[Fault]:
-    """Why the run that is there is not the one that is asked for. Data are looked at where the settings are the same."""
+    """Return faults where the existing run differs from the requested run. Data are compared if the settings agree."""
     faults = [
         Fault(key, f"is {new!r}, but {state.kind} has {old!r}; set it back, or choose another name")
         for key, old, new in state.changes

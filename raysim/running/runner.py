@@ -54,7 +54,7 @@ def execute(
     on_note: Tell = silent,
     wait_s: float = 0.0,
 ) -> Settings:
-    """Run a plan to its end and return the summary. Of a run that is finished already, it is the one that is there.
+    """Run a plan to its end and return the summary. A finished run is not repeated: the stored summary is returned.
 
     Args:
       on_start: on_start(run directory, first round, number of rounds).
@@ -92,7 +92,7 @@ def _attempt(
     on_note: Tell,
     number: int,
 ) -> Settings:
-    """The run from its last checkpoint, or from its beginning, to its end.
+    """Run from the last checkpoint, or from the beginning, to the end.
 
     Args:
       number: how many attempts of this process were lost before; a later one is what the same command does once more,
@@ -149,7 +149,7 @@ def _attempt(
 
 
 def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
-    """Write down labels and report settings that are given to a run that is there; whether any changed.
+    """Store labels and report settings given for an existing run; return whether any changed.
 
     They are for tables, and change no result.
     """
@@ -181,7 +181,7 @@ def _rounds(
     push: Callable[[], None],
     on_round: Callable[[RoundRecord], object],
 ) -> str:
-    """Run what is left; why it ended before its last round, or an empty text."""
+    """Run the remaining rounds; return the reason for an early end, or an empty text."""
     config = plan.config
 
     def saved(next_round: int) -> None:
@@ -228,7 +228,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
 
 
 def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
-    """What the folder holds, beside what the plan asks for. uri: where the run lies, if that is not the folder."""
+    """Return the folder's state compared with the plan. uri: place of a run at a URI."""
     config = plan.config
     state = RunState(
         folder.name,
@@ -290,7 +290,7 @@ def _checkpoint(
 
 
 def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
-    """For a run whose pretrained weights are not those that it began with. run: what to call it."""
+    """Yield a fault if the run's pretrained weights have changed. run: name for messages."""
     if not folder.weights.is_file() or folder.weights.read_bytes() == plan.weights_sha256.encode():
         return None
     model = plan.config.model
@@ -300,7 +300,7 @@ def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
 
 
 def _other_partition(plan: Plan, run: str) -> Fault:
-    """For a run whose partition is another one than the plan's. run: what to call it."""
+    """Yield a fault if the run's partition differs from the plan's. run: name for messages."""
     key, what = "data", "the set"
     if plan.config.partition.scheme == "file":
         key, what = "partition.file", "the partition in it"
@@ -310,7 +310,7 @@ def _other_partition(plan: Plan, run: str) -> Fault:
 def _after_round(
     plan: Plan, run: str, on_round: Callable[[RoundRecord], object], on_note: Tell
 ) -> Callable[[RoundRecord], object]:
-    """What to call after each round of a run: tells its notes, shows it to Ray's dashboard, then `on_round`.
+    """Return the callback of each round: reports notes, updates Ray's dashboard, then calls `on_round`.
 
     "stop" of `on_round` is an error where a method works after the last round and would be left out.
     """
@@ -331,7 +331,7 @@ def _after_round(
 
 @contextmanager
 def _file_errors_named(folder: RunFolder) -> Iterator[None]:
-    """What the system says of a file of the run becomes an error that says what to do."""
+    """Turn operating-system errors on the run's files into errors with a remedy."""
     try:
         yield
     except OSError as error:

@@ -41,7 +41,7 @@ class Score:
 
 
 def joined_slices(parts: list[Score]) -> Score:
-    """The score of slices that follow each other, in their order; at least one."""
+    """Concatenate the scores of consecutive slices; at least one slice."""
     logits = [part.logits for part in parts if part.logits is not None]
     return Score(
         {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},

@@ -70,7 +70,7 @@ class Transform(Protocol):
         ...
 
     def entries(self, shape: Sequence[int]) -> int:
-        """Numbers of one input of the model that is made of a stored one of this shape."""
+        """Return the number of model inputs made from a stored input of the given shape."""
         ...
 
 
@@ -257,7 +257,9 @@ def passes(examples: Examples, transform: Transform, batch_size: int) -> Iterato
 
 
 def bounds_of(count: int, size: int) -> list[tuple[int, int]]:
-    """(start, end) of the parts of a pass. A last part of one example joins the one before it (BatchNorm cannot take it)."""
+    """Return (start, end) of the batches of a pass. A last batch of one example joins the batch before (BatchNorm
+    needs two).
+    """
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()

@@ -1,4 +1,4 @@
-"""The one local loop: every method trains its clients through it."""
+"""The local loop of every method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first number of a client that is not finite: its local steps are taken again and watched, and a sentence names it."""
+"""Diagnosis of a client's first non-finite number: the local steps are repeated under observation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Origin(NamedTuple):
     leaf: float = -1
 
     def sentence(self, layout: Layout, methods: str) -> tuple[str, str]:
-        """(what was not finite first, how to mend it), in words. methods: names of those with a loss or a gradient."""
+        """Return (first non-finite quantity, remedy) in words. methods: names of methods with a loss or gradient
+        hook.
+        """
         if self.step == 0:
             return "what the server sent to it", "look at the methods that change what is sent"
         part = list(PARTS)[int(self.part)]

@@ -1,4 +1,4 @@
-"""Stacked clients: some clients of a block as one batched network, for dense networks, whose steps are mostly calls.
+"""Stacked clients: several clients of a block as a batched network, for small dense networks bound by call overhead.
 
 Each client keeps its own parameters, batch order and loss, so only rounding differs from training one after the other.
 Rounding may depend on who is stacked with whom: configuration and sizes alone decide that.

@@ -1,4 +1,4 @@
-"""Tasks: what a target is for. A loss, what is kept of each scored example, and the metrics that follow from it.
+"""Tasks: loss, measurements kept for each scored example, and metrics computed from them.
 
 A task is a value, as a method is. Engine and methods ask it and hold no case for any. What `measure` keeps is by example, in
 the order of the set, so metrics have the same bits for any number of trainers.

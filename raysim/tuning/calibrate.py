@@ -63,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """A checked calibration: `<storage>/<name>`, its settings, the runs that it needs, and the configuration as read."""
+    """A checked calibration: `<storage>/<name>`, settings, needed runs, and the raw configuration."""
 
     folder: Path
     settings: CalibrateGroup
@@ -143,7 +143,7 @@ def _own_faults(config: Config) -> Iterator[Fault]:
 
 
 def _holds_adapters(pretrained: str | None) -> bool:
-    """Whether it is a file of weights with adapters in it; the runs' own check names other faults of the file."""
+    """Whether a file holds weights with adapters; other faults of the file are found by the runs' own check."""
     if pretrained in (None, "default"):
         return False
     with contextlib.suppress(ModelError), torch.device("meta"):
@@ -273,7 +273,7 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
 
 
 def read_calibration(folder: Path) -> Result:
-    """What an earlier calibration left in its folder. Raises DataError if there is none."""
+    """Return the stored result of an earlier calibration. Raises DataError if missing."""
     with explained("no calibration", folder, "give the folder that holds calibration.json", OSError, ValueError):
         result: Result = json.loads((folder / FILE).read_text())
     return result

@@ -52,7 +52,7 @@ PROGRESS_S, MOST_LINES = 30.0, 40
 
 
 def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()) -> tuple[Sweep, dict[str, Outcome]]:
-    """Run what is unfinished of a sweep; return it with all its trials, and what became of every one.
+    """Run the unfinished trials of a sweep; return the sweep with all trials, and their outcomes.
 
     Args:
       callbacks: of Ray Tune, beside those that the sweep's settings name.
@@ -177,7 +177,7 @@ def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Cal
 
 
 class _Source(Searcher):
-    """Where Tune gets its trials: those that wait, and then what the sweep's search chooses, if it has one.
+    """Source of trials for Tune: waiting trials first, then proposals of the search, if any.
 
     Attributes:
       sweep: with all trials that were chosen so far.
@@ -228,7 +228,7 @@ class _Source(Searcher):
         pass  # as above
 
     def _scores(self) -> dict[str, float | None]:
-        """Trial -> its score; a trial that repeats another one has that one's."""
+        """Return trial -> score; a duplicate has the score of its original."""
         for trial in self.sweep.trials:
             if not trial.same_as and not (trial.name in self._ends and self._ends[trial.name].is_finished):
                 self._ends[trial.name] = outcome(self.sweep, trial)
@@ -274,7 +274,7 @@ class _Watch(tune.Callback):
 
     @property
     def _count(self) -> int:
-        """Trials that run or ran; those too that a search has not chosen yet."""
+        """Return the number of trials, including trials still to be proposed by a search."""
         num_left = self._sweep.search.num_left if self._sweep.search else 0
         return self._num_before + len(self._trials) + num_left
 
@@ -340,7 +340,7 @@ class _Watch(tune.Callback):
         return share, f"{clock(left_s)} left, "
 
     def _ended(self, name: str, mark: Mark, message: str) -> None:
-        """Mark a trial that did not come to its own end, and say a line about it."""
+        """Mark a trial that ended early, and report it."""
         if name not in self._trials:  # it was finished before this sweep began
             return
         self._copy.fetch(name)
@@ -369,7 +369,7 @@ def _error_of(trial: Trial) -> str:
 
 
 def _is_loss(trial: Trial) -> bool:
-    """Whether a trial ended because its process or its node did, not by an error of its own."""
+    """Whether a trial ended with its process or node, and not by an error of its code."""
     return isinstance(_raised(trial), LOSSES)
 
 
@@ -381,7 +381,7 @@ def _raised(trial: Trial) -> BaseException | None:
 
 
 def _end_trials() -> None:
-    """Tune, while it listens for SIGUSR1, ends its trials at it and returns; before that, the signal ends all at once."""
+    """Run Tune so that SIGUSR1 ends the trials gracefully; before Tune listens, the signal ends everything at once."""
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGUSR1)

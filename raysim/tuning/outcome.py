@@ -1,4 +1,4 @@
-"""What became of the trials of a sweep, read from their run directories, and what is kept of it.
+"""Outcomes of a sweep's trials, read from their run directories.
 
 A trial is a run like any other: `<storage>/<sweep>/<trial>` is exactly the run directory of `raysim run`. So the state of
 a sweep is the state of its run directories, and starting it again runs what is not finished, whatever stopped it before.
@@ -33,7 +33,7 @@ from raysim.tuning.planner import SweepTrial
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trial: its score by the sweep's metric, the best round by it, seconds, and a message.
+    """Outcome of a trial: score by the sweep's metric, best round, seconds and message.
 
     Attributes:
       labels: the trial's own. best_round: its index.
@@ -127,14 +127,14 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
 
 
 def known_score(end: Outcome) -> float | None:
-    """What a search learns of a trial: its score, NaN where it failed or has none, None where it is not finished."""
+    """Return a trial's score for a search: NaN if failed or without score, None if unfinished."""
     if end.status == "unfinished":
         return None
     return end.score if end.is_finished and end.score is not None else math.nan
 
 
 def ranked(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
-    """Trials with a score, best first: those that ran to their end before those that were stopped."""
+    """Return the scored trials, best first; completed trials before stopped ones."""
     sign = -1 if sweep.base.tune.direction == "max" else 1
 
     def rank(trial: SweepTrial) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""What a sweep consists of: its trials, drawn and checked before anything starts; a search that learns adds more."""
+"""Plan of a sweep: trials drawn and checked before the start; a search adds more later."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Sweep:
 
     @property
     def checked(self) -> tuple[SweepTrial, ...]:
-        """Trials that stand for all: those there are, and the ends of what a search may choose."""
+        """Return representative trials: planned trials, and the ends of a search's ranges."""
         return (*self.trials, *(self.search.ends if self.search else ()))
 
     @property
@@ -104,7 +104,7 @@ def read_sweep(path: Path | None, overrides: Sequence[str] = (), *, is_scaled: b
 
 
 def _parts(text: str, choices: Sequence[object]) -> list[str]:
-    """The text cut at commas as YAML has it, unless all of it is one of the choices."""
+    """Split a text at YAML's commas, unless the whole text is one of the choices."""
     return [text.strip()] if text.strip() in map(str, choices) else flow_parts(text)
 
 

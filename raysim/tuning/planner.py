@@ -1,4 +1,4 @@
-"""Trials of a sweep, one after the other: named, checked, and compared with those before them."""
+"""Trials of a sweep: naming, checking, and detection of duplicates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SweepTrial:
 
 
 class Planner:
-    """Makes the trials of one sweep from values of its axes; remembers their names, and what each of them runs.
+    """Planner of a sweep's trials from values of the axes; remembers names and configurations.
 
     Args:
       raw: the sweep's whole configuration; source: its file.
@@ -62,7 +62,7 @@ class Planner:
         self._validates = uses_validation(raw)  # the same rows for all trials, so that methods compare
 
     def free_name(self, values: Mapping[str, object]) -> str:
-        """A name for the trial with these values that no trial has yet; numbers that were drawn are shortened."""
+        """Return an unused trial name for the values, with drawn numbers shortened."""
         drawn = {axis: value for axis, value in values.items() if "grid_search" not in self._axes[axis]}
         brief = {axis: f"{value:.4g}" for axis, value in drawn.items() if isinstance(value, float)}
         named = sweep.named_by_what_runs(self._raw, {**values, **brief}, self._axes)
@@ -129,12 +129,12 @@ IN_MANIFEST = ("name", "root", "fraction", "split", "split_within_clients", "tes
 
 
 def backend_of(config: Config) -> str:
-    """What a trial with this configuration runs on, "serial" or "ray"; there it is a run like any other."""
+    """Return the backend of a trial, "serial" or "ray"."""
     return "serial" if config.is_serial(in_sweep=True) else "ray"
 
 
 def identity(plan: Plan) -> str:
-    """A text that two runs share if nothing that decides their results or times tells them apart.
+    """Return a text that is equal for two runs with the same results and times.
 
     Labels and names do not. Resources do: times depend on them, and bits on the kind of device. Of the partition its rows
     do, not the keys that they come from, such as alpha in joint training; of the cohort its size, and the share of work only

@@ -43,7 +43,7 @@ class Range:
 
     @property
     def distribution(self) -> BaseDistribution:
-        """What Optuna learns about: it gets choices by their positions, since it wants plain values."""
+        """A range for Optuna; choices are represented by their positions."""
         return CategoricalDistribution(range(len(self.choices))) if self.choices else self.numbers
 
     def at(self, share: float) -> object:
@@ -68,7 +68,7 @@ class Range:
         return self.choices[int(value)] if self.choices else value
 
     def param(self, value: object) -> object:
-        """What Optuna knows a value by. Raises ValueError: it is none of this range."""
+        """Return Optuna's representation of a value. Raises ValueError: outside of the range."""
         if self.choices:
             return self.choices.index(value)
         if not isinstance(value, int | float):
@@ -78,7 +78,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a search knows of a trial. score: None while it runs, NaN where it failed."""
+    """A trial as a search sees it. score: None while running, NaN if failed."""
 
     values: Mapping[str, object]
     score: float | None

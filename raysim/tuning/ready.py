@@ -44,7 +44,7 @@ def make_ready(configs: Sequence[Config], say: Tell) -> AllReady:
 
 
 def ready_for(config: Config, made: AllReady) -> Ready | None:
-    """What was made for a trial; None for one that a search chose later: it makes what it needs itself."""
+    """Return a trial's prepared inputs; None for a trial proposed later, which prepares its own inputs."""
     ref = made.get(_key(config))
     if ref is None:
         return None

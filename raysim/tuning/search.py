@@ -1,4 +1,4 @@
-"""A search that learns: what it chose so far, kept in a file of the sweep's folder, and what it chooses next."""
+"""A search: past proposals, stored in the sweep's folder, and the next proposal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Search:
     def choose(
         self, scores: Mapping[str, float | None]
     ) -> tuple[Sequence[SweepTrial], Mapping[str, tuple[Fault, ...]]]:
-        """One trial more, or, by its name, the faults of one that is refused.
+        """Propose another trial; return the trial, or the faults of a refused trial by name.
 
         Args:
           scores: trial -> its score, NaN if it failed, None if it is not known yet; a refused one is missing.
@@ -95,7 +95,7 @@ class Search:
         return points
 
     def _is_sound(self, values: Mapping[str, object]) -> bool:
-        """Whether values have just the axes that count beside each other, each within its range."""
+        """Whether the values cover exactly the applicable axes, each within the range."""
         counted = counting(self._raw, {axis: values.get(axis) for axis in self._ranges})
         try:
             as_trial(Tried({axis: values[axis] for axis in counted}, None), self._ranges)

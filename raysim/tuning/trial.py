@@ -1,4 +1,4 @@
-"""One trial, in a worker: a run that tells Tune about its rounds and stops, or is changed, when Tune says so."""
+"""A trial in a worker: a run that reports rounds to Tune and obeys Tune's decisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Point = dict[str, object]
 
 
 def point_of(trial: SweepTrial) -> Point:
-    """What Tune sends to the process that is to run a trial; without defaults, since Tune keeps it in a file."""
+    """Message from Tune to a trial's process; without defaults, since Tune stores it in a file."""
     settings = trial.config.model_dump(mode="json", exclude_defaults=True)
     settings["resources"] = {**settings.get("resources", {}), "backend": backend_of(trial.config)}
     # Given, or the process would decide anew, for this trial alone, whether rows validate.
@@ -92,7 +92,7 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
 
 
 class _Reporter:
-    """Reports rounds to Tune; the last one only when the run is complete, so that nothing stops it there.
+    """Report rounds to Tune; the last round only once the run is complete, so that Tune cannot stop it.
 
     Each is reported once: a run that lost its server goes on from its checkpoint, and trains the rounds since then again.
     """

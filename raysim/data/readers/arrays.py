@@ -185,7 +185,7 @@ def _stored(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dt
 
 
 def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
-    """(part, key of its images, key of its labels) of each part; one part, "", where the file is not split.
+    """Return (part, image key, label key) of each part; part "" for a file without split.
 
     Raises:
       DataError: no such keys, or more than one choice.
@@ -323,7 +323,8 @@ def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:
 
 
 def read_emnist(request: Request) -> Contents:
-    """EMNIST from the idx files of one of its splits, upright: emnist-SPLIT-train-images-idx3-ubyte(.gz) and its neighbours.
+    """EMNIST, upright, from the idx files of a split: emnist-SPLIT-train-images-idx3-ubyte(.gz) and the matching
+    files.
 
     They lie below --root, or in gzip/ or EMNIST/raw there. NIST stores each image with rows and columns exchanged.
     """

@@ -53,7 +53,7 @@ MOST_WORDS = 1000
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of one file, or of one for each official split, one after another.
+    """Rows of a table, from one file or from a file for each official split, concatenated.
 
     frame: its index counts the rows of all files; starts: (files,) the first row of each; codes: (files,) the split of each.
     """
@@ -318,7 +318,7 @@ def _is_numeric(column: Series) -> bool:
 
 
 def _numbers(table: TableRows, name: str) -> Series:
-    """A column of numbers as float64, NaN where one is missing; DataError for one that float32 does not hold."""
+    """Return a column of numbers as float64 with NaN for gaps; raise DataError for values beyond float32."""
     column = table.frame[name].astype("Float64").astype(np.float64)
     with np.errstate(over="ignore"):
         is_wrong = np.isinf(column.astype(np.float32))
@@ -357,7 +357,7 @@ def _refuse_written_numbers(
 
 
 def _refuse_stray_word(table: TableRows, name: str, column: Series) -> None:
-    """DataError for a column of numbers that a word made one of words, whichever rows it stands in."""
+    """Raise DataError for a column of numbers in which a single word occurs, in whichever row."""
     words = column.dropna().unique()
     are_numbers = np.array([number(word) is not None for word in words], bool)
     if FEW < are_numbers.sum() < len(words):

@@ -59,6 +59,6 @@ def read_wine_quality(request: Request) -> Contents:
 
 
 def _first(request: Request, *names: str) -> Path:
-    """The first of these files that is there; DataError for the first name where none is."""
+    """Return the first existing file; raise DataError naming the first file if none exists."""
     paths = [request.root / name for name in names]
     return need(next((path for path in paths if path.is_file()), paths[0]), request.origin)

@@ -59,7 +59,7 @@ def read_text(request: Request) -> Contents:
 
 
 def _texts(root: Path, domains: object) -> tuple[dict[str, list[str]], list[Path], set[str]]:
-    """(domain -> its texts, the files that were read, their characters); one domain "" without domains."""
+    """Return (domain -> texts, files read, characters); a single domain "" without domains."""
     if domains in (None, "speakers"):
         try:
             path = the_one_file(root, ".txt")

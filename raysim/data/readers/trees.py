@@ -70,7 +70,7 @@ def read_cub200(request: Request) -> Contents:
 
 
 def read_eurosat(request: Request) -> Contents:
-    """EuroSAT, a tree class/image; with the published split file beside it or in it, that is the official split.
+    """EuroSAT, a tree class/image; the published split file, if present, gives the official split.
 
     The file (split_zhou_EuroSAT.json, or split.json as LIVAR's code names it) lists [class/image, label, name] under
     train, val and test: 13,500, 5,400 and 8,100 rows.

@@ -1,4 +1,4 @@
-"""How far a run is, as metrics of Ray: what its dashboard, Prometheus and Grafana show. docs/metrics.md lists them."""
+"""Progress of a run as metrics of Ray, for the dashboard, Prometheus and Grafana. docs/metrics.md lists them."""
 
 from __future__ import annotations
 

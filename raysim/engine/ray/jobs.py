@@ -74,12 +74,12 @@ class Jobs:
         ]
 
     def is_running(self, job_id: str) -> bool:
-        """Whether there is a job of that id that has not ended."""
+        """Whether a job of the id is pending or running."""
         found = self._find(job_id)
         return found is not None and not found.status.is_terminal()
 
     def submit(self, job_id: str, command: str, working_dir: Path, variables: Mapping[str, str]) -> None:
-        """Start a job; one of that id that has ended is deleted first, since Ray gives an id once."""
+        """Start a job; a finished job of the same id is deleted first, since Ray assigns an id once."""
         if self._find(job_id) is not None:
             self._client.delete_job(job_id)
         environment: dict[str, object] = {"working_dir": str(working_dir), "env_vars": dict(variables)}

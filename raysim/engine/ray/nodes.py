@@ -23,7 +23,7 @@ from raysim.engine.ray.session import can_connect, live_nodes
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node of a cluster, from Ray's record of it and from a task on it.
+    """A node of a cluster: Ray's record, and the answers of a task on the node.
 
     Attributes:
       versions: of "python", "ray", "torch" and "raysim" (with a digest of its sources); "" where it is not installed.
@@ -98,7 +98,7 @@ def _node_facts(node: Mapping[str, Any], answer: ray.ObjectRef[dict[str, Any]]) 
 
 
 def question() -> Callable[[str], dict[str, Any]]:
-    """The task that a node runs. A nested function travels by value: it runs where there is no raysim, or another one."""
+    """Return the task for a node. A nested function travels by value, so that nodes without raysim can run it."""
 
     def answer(probe: str) -> dict[str, Any]:
         versions = {"python": platform.python_version(), "ray": "", "torch": "", "raysim": ""}

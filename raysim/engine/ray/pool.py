@@ -53,7 +53,7 @@ COLUMN_ENTRIES = 2**24
 
 @dataclass
 class ClientTask:
-    """Some blocks to train, with all that it takes to train them once more; later, who has their vectors.
+    """Blocks to train, with everything for a repetition; later, the trainer that holds their vectors.
 
     Attributes:
       message, state: handles of the message without its state, and of that; memories: of what the clients kept before
@@ -85,7 +85,7 @@ class ClientTask:
 
 @dataclass
 class LastState:
-    """The state that was sent last. What is scored is mostly what the next round begins with: it then travels once."""
+    """The state sent last. The scored state usually starts the next round, and then travels once."""
 
     ref: Ref | None = None
 
@@ -217,7 +217,7 @@ class RayPool:
         return task.refs[0]
 
     def _finished(self, task: ClientTask) -> Reports | None:
-        """The reports of a task that has ended; None if it is to be done again, since it or what it made is lost."""
+        """Return the reports of a finished task; None if the task or its result is lost and must be repeated."""
         try:
             reports = cast(Reports, ray.get(task.refs[0]))
             if (
@@ -268,7 +268,7 @@ class RayPool:
     def _added(
         self, call: Callable[..., Answer], request: object, asked: Iterable[tuple[ClientTask, TaskClients]]
     ) -> list[Answer]:
-        """One call a trainer for all its parts; the answers of a node other than this one are added there."""
+        """Call each trainer once for all its parts; answers of a remote node are summed on the node."""
         parts = _by_trainer(asked, "sums")
         # All trainers are asked before anybody's answer is waited for.
         partials = {one.actor.call.remote(call, request, own): one for one, own in parts.items()}
@@ -377,7 +377,7 @@ def _added_there(partials: Mapping[Ref, Watched]) -> tuple[Ref, Watched]:
 
 
 def _brought(refs: list[Ref]) -> tuple[np.ndarray, int]:
-    """The sum of what lies on other nodes, a few at a time, and the bytes that came for it."""
+    """Return the sum of remote partial sums, fetched a few at a time, and the number of bytes fetched."""
     total, size_bytes, at_once = np.zeros(()), 0, 1
     while refs:
         some, refs = refs[:at_once], refs[at_once:]

@@ -38,7 +38,7 @@ def find_room(
     say: Callable[[str], None],
     may_grow: bool = False,
 ) -> list[str]:
-    """A node for each of so many trainers, or of `least` if there is no room for more now; a line tells what it waits for.
+    """Return a node for each trainer, or for at least `least` of them; a line reports missing resources.
 
     The placement group that finds the room is also what Ray's autoscaler starts nodes for, and is gone with this process.
     It is given up at once: with a node lost for good, Ray would look for a place for its bundles as fast as it can, for

@@ -1,4 +1,4 @@
-"""The server in an actor, the trainers that it starts, and room for all of them."""
+"""The server actor, its trainers, and room for all of them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TrainerStarter:
         return self.share.get("GPU", 0.0)
 
     def capacity(self) -> int:
-        """Trainers that a run takes when it can: those that wait for room are what Ray's autoscaler starts nodes for."""
+        """Number of trainers that a run uses if possible; Ray's autoscaler starts nodes for pending trainers."""
         if self.most is not None and math.isfinite(self.most):
             return int(self.most)
         return sum(fitting(room, self.share) for room in placements())

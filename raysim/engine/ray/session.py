@@ -1,4 +1,4 @@
-"""A running Ray, what it offers, and its errors as ours."""
+"""A running Ray: start, resources, and translation of Ray's errors."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def ray_ahead() -> Iterator[None]:
 def ray_session(
     num_cpus: int | None = None, on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0
 ) -> Iterator[None]:
-    """A running Ray: the one that is there, the one RAY_ADDRESS names, or a local one, which alone is shut down.
+    """Connect to the current Ray, to RAY_ADDRESS, or to a new local Ray; only the local Ray is shut down.
 
     After ClusterLost in the block the next session is a new connection, or a new local Ray.
 
@@ -142,7 +142,7 @@ def ray_session(
 
 
 def patiently(call: Callable[[], Answer], patience_s: float, on_step: Callable[[str], None]) -> Answer:
-    """call(), tried again for so many seconds while it fails; why it fails is told when that changes."""
+    """Repeat a failing call() for the given seconds; a change of the reason is reported."""
     deadline, said = time.monotonic() + patience_s, ""
     while True:
         try:
@@ -163,7 +163,7 @@ def wait_for_end(on_step: Callable[[str], None]) -> None:
 
 
 def end_process(status: int) -> None:
-    """End this process here with a status, if it has left a Ray that was lost; Ray's threads for it would crash its end."""
+    """Exit with a status after a lost Ray, whose threads would crash a normal exit."""
     if _LEFT:
         _STARTER.submit(ray.shutdown).result()
         sys.stdout.flush()
@@ -208,7 +208,7 @@ def _start(num_cpus: int | None = None) -> None:
 
 @contextlib.contextmanager
 def no_actors_left() -> Iterator[None]:
-    """Named actors that a library starts in the block end after it, in a Ray of our own: in another, others may use them.
+    """End named actors that a library started inside the block, on a local Ray; on a shared Ray they stay.
 
     One thread at a time has such a block.
     """
@@ -232,7 +232,7 @@ def _named() -> set[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """A Ray that is started in the block has the address 127.0.0.1 on Linux, too: nobody reaches it from other machines.
+    """Bind a Ray started in the block to 127.0.0.1, unreachable from other machines.
 
     On macOS and Windows Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address.
     The switch is Ray's own, not a public one: a Ray without it starts as it always did.
@@ -261,7 +261,7 @@ def _check_reachable(address: str) -> None:
 
 
 def is_in_group() -> bool:
-    """Whether this process lives in a placement group: it is then a trial of a sweep, and the group is all it has."""
+    """Whether this process runs in a placement group, as a trial of a sweep; the group is then all of its resources."""
     return ray.util.get_current_placement_group() is not None
 
 
@@ -272,7 +272,7 @@ def placements() -> list[dict[str, float]]:
 
 
 def offered() -> list[dict[str, float]]:
-    """Resources of each node, less those of the Ray task or actor that this process is: it keeps them while it waits."""
+    """Return each node's resources, minus the resources of the current Ray task or actor."""
     context = ray.get_runtime_context()
     try:
         held: dict[str, float] = context.get_assigned_resources()
@@ -295,7 +295,7 @@ def this_node() -> str:
 
 
 def live_nodes() -> list[Node]:
-    """Ray's records of the nodes that are alive, without those that are going: nothing new starts there."""
+    """Return Ray's records of live nodes, without draining nodes, where nothing new starts."""
     going = going_nodes()
     return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
 

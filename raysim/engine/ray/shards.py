@@ -62,7 +62,7 @@ def shard_fetcher(folder: str, node: str) -> tuple[Path, Callable[[str], None] |
 
 @cache
 def fetched_file(path: str, sha256: str, node: str) -> Path:
-    """A file of the driver's node as the process that calls this can read it; copied once per node where it must be.
+    """Return a local path for a file of the driver's node, copied once per node if necessary.
 
     Args:
       sha256: of its contents.
@@ -113,7 +113,7 @@ def _read(folder: str, node: str, file: str) -> np.ndarray:
 
 @lru_cache(maxsize=2)  # of shards and of weights; a host ends when nobody keeps it
 def _host(folder: str, node: str) -> Actor:
-    """The host that all trainers of this job share, started by the first of them that cannot see the folder.
+    """Return the job's shared host of shards, started by the first trainer without access to the folder.
 
     A run that needs none has none. It ends with the trainer that started it; the next who asks starts another.
     """

@@ -38,7 +38,7 @@ class NodeIsGoing(RaysimError):
 
 
 class TrainerActor:
-    """A trainer in its own process, built by its first call, whose errors then arrive as they were raised."""
+    """A trainer in a process of its own, built by the first call, so that construction errors reach the caller."""
 
     def __init__(self, make_trainer: Callable[[], Trainer], gpu_share: float = 0.0):
         self._make_trainer, self._gpu_share = make_trainer, gpu_share
@@ -93,7 +93,7 @@ class TrainerActor:
         return self._trainer.on_columns(request, cuts, clients, *rows)
 
     def add(self, *partials: np.ndarray) -> np.ndarray:
-        """The sum of this node's partial sums: they lie on one grid, so it is exact."""
+        """Return the sum of the node's partial sums; exact, since they lie on a common grid."""
         total = partials[0].copy()
         for partial in partials[1:]:
             total += partial
@@ -180,7 +180,7 @@ class TrainerSlots:
         return [slot for slot in ready if slot.node not in self.going] or ready
 
     def leave(self) -> None:
-        """Start trainers elsewhere for those whose nodes are going; the last one stays until there is another."""
+        """Replace trainers on draining nodes; the last trainer stays until a replacement runs."""
         self.going = going_nodes()
         stays = self.staying()[:1]
         leaving = [slot for slot in self.ready() if slot.node in self.going and slot not in stays]
@@ -219,7 +219,7 @@ class TrainerSlots:
         slot.started = slot.actor.start.remote()
 
     def retire(self, slot: TrainerSlot) -> bool:
-        """End a trainer for good, if it is not the last; those left on its node may use its share of the memory."""
+        """End a trainer for good, unless it is the last; the remaining trainers of the node may use its memory."""
         if len(self.ready()) + len(self.starting()) < 2:
             return False
         node, slot.process, slot.is_retired = slot.node, None, True

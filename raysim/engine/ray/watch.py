@@ -1,4 +1,4 @@
-"""Notices trainers that do not answer and ends their processes: what follows is what follows any loss of a trainer."""
+"""Detection of unresponsive trainers; a killed trainer is handled as a lost trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMES, LEAST_S = 20.0, 60.0
 
 
 class Process(NamedTuple):
-    """Where a trainer runs. stack: file descriptor that its Python stack goes to at SIGUSR1, -1 without one."""
+    """Process of a trainer. stack: file descriptor for the Python stack dumped at SIGUSR1, -1 without one."""
 
     node: str
     pid: int
@@ -169,7 +169,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _end_process(pid: int, stack: int) -> str:
-    """End a process of this machine; where its Python code was, as " in FILE, line N, in NAME", if it can say."""
+    """Kill a process of this machine; return the last known place of the Python code, " in FILE, line N, in NAME"."""
     place = ""
     with contextlib.suppress(OSError):
         if stack >= 0:
