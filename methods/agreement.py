@@ -57,7 +57,7 @@ def agreeing_weights(cosines: Tensor, usable: Tensor) -> Tensor:
 def weights_from_agreements(
     layout: Layout, agreements: Tensor, usable: Tensor, *, granularity: str, buffers: str = "layer"
 ) -> dict[str, Tensor]:
-    """Weights of every leaf from the cosines over the model, its layer (a tensor) or its layer block.
+    """Return weights of every leaf from cosines over the model, the layer (a tensor) or the layer block.
 
     Args:
       agreements: (K, parameter leaves, 3), see `agreements_of`; usable: (K,) bool.

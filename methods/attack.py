@@ -105,7 +105,7 @@ def require(option: str, value: object, is_right: object, words: str) -> None:
 
 
 def whole(values: Tensor, client: ClientView) -> Update:
-    """An update that is sent as it is, also behind a compressor."""
+    """Return an update that is sent unchanged, also behind a compressor."""
     return Update(values, 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer))
 
 

@@ -92,7 +92,7 @@ def backdoor(
 
 
 def missing_class(target: int, sizes: RunSizes) -> str:
-    """Why `target` is no class of the run; empty where it is one."""
+    """Return the reason why `target` is not a class of the run; empty for a class."""
     if target < sizes.num_classes:
         return ""
     return f"target {target} is none of the {sizes.num_classes} classes, which count from 0"

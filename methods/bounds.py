@@ -92,6 +92,6 @@ def layer_distances(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
 
 
 def update_distances(update: Tensor, spans_and_mean: tuple[Spans, Tensor]) -> Tensor:
-    """(leaves,) float64: L2 distance of one client's update from the mean one in each leaf."""
+    """Return (leaves,) float64: L2 distance between a client's update and the mean update in each leaf."""
     spans, mean = spans_and_mean
     return update_norms(update - mean, spans)

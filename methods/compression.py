@@ -1,4 +1,4 @@
-"""Compressed updates: what a client sends is encoded to few bytes, and decoded to what is summed."""
+"""Compressed updates: clients encode updates to few bytes; the decoded values are summed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Encoded = dict[str, np.ndarray]
 
 
 class Codec(NamedTuple):
-    """encode(values [n] float32 on the CPU, generator) -> what travels; decode(that, n) -> [n] float32."""
+    """encode(values [n] float32 on the CPU, generator) -> code; decode(code, n) -> [n] float32."""
 
     encode: Callable[[Tensor, torch.Generator], Encoded]
     decode: Callable[[Encoded, int], Tensor]
 
 
 def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
-    """A client sends the entries of its update that are largest in absolute value, with their places.
+    """Send the entries of an update with the largest absolute values, and their places.
 
     Aji, Heafield 2017 (arXiv:1704.05021); with error feedback Stich et al. 2018 (arXiv:1809.07599), Algorithm 1: with e_k
     what the client has not sent yet, 0 at first,
@@ -66,7 +66,7 @@ def random_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
 
 
 def qsgd(*, levels: int = 7, bucket: int = 512) -> Method:
-    """A client sends every entry as one of 2 s + 1 levels, rounded at random so that the mean is the entry.
+    """Send every entry as one of 2 s + 1 levels, rounded at random without bias.
 
     Alistarh et al. 2017 (arXiv:1610.02132), section 3.1, with ||v|| the norm of the entry's bucket:
         Q(v_i) = ||v|| sign(v_i) l_i / s,   l_i = floor(s |v_i| / ||v||) or one more, with the chance of the rest
@@ -236,7 +236,7 @@ def unpacked(data: np.ndarray, count: int, width: int) -> np.ndarray:
 
 
 def signs_of(values: Tensor, generator: torch.Generator) -> Encoded:
-    """A bit for each entry, drawn for those that are 0, and the mean absolute value. values: [n]."""
+    """Return a bit for each entry, drawn at random for zeros, and the mean absolute value. values: [n]."""
     coins = torch.rand(len(values), generator=generator) < 0.5
     is_up = torch.where(values == 0, coins, values > 0)
     scale = values.abs().mean(dtype=torch.float64).float()
@@ -270,7 +270,7 @@ def _method(name: str, codec: Codec, error_feedback: bool) -> Method:
 
 
 def _outgoing(send: Send, keeps_error: bool) -> Callable[[Update, ClientView], Update]:
-    """The hook; where it keeps the error, what was not sent is added to the next update (error feedback)."""
+    """Return the `outgoing` hook; with error feedback, the unsent part is added to the next update."""
 
     def outgoing(update: Update, client: ClientView) -> Update:
         wanted = client.layout.zero_personal_(update.values.clone())

@@ -133,7 +133,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
 
 def _missing(layout: Layout) -> dict[str, str]:
-    """Measure -> why this layout does not have it."""
+    """Return measure -> reason why the layout lacks the measure."""
     reasons = {}
     if not any(leaf.is_shared for leaf in layout.params):
         reasons["drift"] = "no parameter is shared, so there is no update to compare"

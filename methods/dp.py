@@ -1,4 +1,4 @@
-"""Differential privacy of clients: clipped updates, noise on their sum, and what it costs."""
+"""Differential privacy of clients: clipped updates, noise on the sum, and the privacy spent."""
 
 from __future__ import annotations
 

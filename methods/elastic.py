@@ -119,7 +119,7 @@ def _of_tensors(server: ServerView, shares: dict[str, Tensor]) -> tuple[Tensor, 
 
 
 def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:
-    """The round's weights on a leaf, summing to one, so that Omega is an average whatever the update's weights are."""
+    """Return the round's weights on a leaf, normalised to sum to one, so that Omega is an average."""
     if isinstance(weight, RightMap) or (weight.dim() > 1 and not by_element):
         kind = "a linear map" if isinstance(weight, RightMap) else "one per row"
         raise MethodError(

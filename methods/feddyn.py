@@ -21,7 +21,7 @@ def feddyn(
     weights: Literal["uniform", "examples"] = "uniform",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
-    """A linear and a quadratic term that make a client's stationary point agree with the global one.
+    """Add a linear and a quadratic term, so that a client's stationary point agrees with the global one.
 
     Acar et al. 2021 (arXiv:2111.04263), in the un-scaled form of the authors' code, with h_k the sum of this client's
     past updates (0 at first; the paper's ∇L_k is -alpha h_k), s the broadcast point, N all clients, S those of the round:

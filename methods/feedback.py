@@ -127,7 +127,7 @@ def chosen_layers(layout: Layout, layers: Names, who: str) -> dict[str, Leaf]:
 
 
 def chosen_blocks(layout: Layout, blocks: Names) -> list[str]:
-    """Layer blocks that hold a matrix; "stem" is no module, hence none of them.
+    """Return the layer blocks with a matrix; "stem" is not a module and is left out.
 
     Raises:
       ValueError: an unknown name.
@@ -143,7 +143,7 @@ def _chosen(known: Sequence[str], names: Names, problem: str) -> list[str]:
 
 
 def backward_claims(layers: str | list[str]) -> frozenset[str]:
-    """What an override of these layers' backward pass claims."""
+    """Return the claims of an override of the layers' backward pass."""
     return frozenset({"backward:*"} if isinstance(layers, str) else {f"backward:{name}" for name in layers})
 
 
@@ -207,7 +207,7 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
 def direct_ops(
     client: ClientView, layers: Sequence[str], matrix_of: Callable[[str, int, int, torch.device], Tensor]
 ) -> dict[str, LayerOp]:
-    """Operations of layers (or blocks) whose input gets e R as its gradient, and of the head, where e is kept.
+    """Return operations of layers (or blocks) whose input gradient is e R, and of the head, which stores e.
 
     Args:
       matrix_of: (layer, outputs, numbers in the input of one example or position, device) -> R.
@@ -237,7 +237,7 @@ def with_kept_error(logits: Tensor, errors: dict[str, Tensor]) -> Tensor:
 def with_direct_error(
     x: Tensor, matrix_of: Callable[[int, int, torch.device], Tensor], errors: Mapping[str, Tensor]
 ) -> Tensor:
-    """The input x (B, ...); its gradient is errors["output"] @ R instead of what arrives from above.
+    """Return the input x (B, ...) with the gradient errors["output"] @ R in place of the backpropagated gradient.
 
     Where the output error is (B, length, outputs), x is (B, length, ...), and every position gets its own error.
 

@@ -140,7 +140,7 @@ def layers_by_score(scores: Tensor, strategy: str) -> tuple[list[int], str]:
 
 
 def log_choice(server: ServerView, layers: dict[str, Leaf], scores: Tensor, used: list[int], chosen: list[int]) -> None:
-    """Logs the scores and what was chosen by them; warns where the next round is plain backpropagation.
+    """Log the scores and the chosen layer; warn if the next round is plain backpropagation.
 
     Args:
       layers: the candidates; used, chosen: places among them of this round's layers and of the next one's.

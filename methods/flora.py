@@ -148,7 +148,7 @@ def nearest_factors(matrix: Tensor, rank: int, generator: torch.Generator) -> tu
 
 
 def _merged_op(client: ClientView, layer: str, matrix: Tensor) -> LayerOp:
-    """The frozen part of an adapted layer with what was merged into its weight."""
+    """Return the frozen part of an adapted layer plus the merged weight."""
     module = client.model.module.get_submodule(layer)
     scaling = cast(dict[str, float], module.scaling)["default"]
     weight = cast(Tensor, cast(nn.Module, module.base_layer).weight) + scaling * matrix

@@ -1,4 +1,4 @@
-"""Keeps every client's adapters, for those who study them after the run."""
+"""Keep every client's adapters, for studies after the run."""
 
 from __future__ import annotations
 

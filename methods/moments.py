@@ -51,7 +51,7 @@ def mean_gradient(client: ClientView, point: Tensor) -> Tensor:
 
 
 def linear_head(layout: Layout, method: str) -> list[Leaf]:
-    """Weight and, if there is one, bias of the classifier layer.
+    """Weight and optional bias of the classifier layer.
 
     Raises:
       ValueError: it is not one linear layer that is trained and shared.

@@ -10,7 +10,7 @@ from raysim.core.method import Method, Partition
 
 
 def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> Method:
-    """Keeps layers at their clients: each client goes on from its own values, whatever round it was last chosen in.
+    """Keep layers at the clients: each client continues from its own values of the last round it took part in.
 
     A client that is chosen for the first time begins with the initial values of the seed. Its own values are client memory:
     they do not travel in either direction, and checkpoints hold them.
@@ -53,7 +53,7 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
 
 
 def _matching(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
-    """The names that a pattern matches, whole or up to one of their dots.
+    """Return the names matched by a pattern, whole or up to a dot.
 
     Raises:
       ValueError: a pattern matches nothing.

@@ -187,7 +187,7 @@ def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_00
 
 
 def fltrust() -> Method:
-    """The server trains on its validation set as a client does; clients count by their cosine with that update.
+    """Weight clients by the cosine with the server's own update, trained on the validation set.
 
     Cao, Fang, Liu, Gong 2021 (NDSS, arXiv:2012.13995), equations 2 to 5, with g_0 the server's update and Δ_k the clients':
         t_k = max(0, cos(Δ_k, g_0)),   w+ = w + sum_k t_k (||g_0|| / ||Δ_k||) Δ_k / sum_j t_j

@@ -122,7 +122,7 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
 
 
 def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
-    """Return the update closest to its n - f - 2 nearest neighbours, or the mean of several such updates.
+    """Return the update closest to its n - f - 2 nearest neighbours, or the mean of several.
 
     Blanchard, El Mhamdi, Guerraoui, Stainer 2017 (NeurIPS), section 4, of n clients of whom f attack:
         s_k = sum of ||Δ_k - Δ_j||^2 over the n - f - 2 clients j nearest to k;   a_k = 1/m for the m lowest s_k

@@ -1,4 +1,4 @@
-"""UniVarFL: local training that keeps classifier outputs varied and features spread, from the one forward pass."""
+"""UniVarFL: local training with varied classifier outputs and spread features, from a single forward pass."""
 
 from __future__ import annotations
 

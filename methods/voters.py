@@ -53,7 +53,8 @@ def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None
 
 
 def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State]], **fields: Any) -> Method:
-    """A method whose server update is made anew from the voters' updates; buffers are the voters' mean.
+    """Return a method whose server update is a function of the voters' updates; buffers are averaged over the
+    voters.
 
     Args:
       merged: merged(state, server) -> (update [num_params], state); not called where nobody votes: all stays then.

@@ -85,7 +85,7 @@ def tune(
     quiet: bool = False,
     **settings: object,
 ) -> Runs:
-    """Run a sweep on Ray Tune and return its runs in the order of the trials; what is finished is not run again.
+    """Run a sweep on Ray Tune and return its runs in the order of the trials; finished trials are not run again.
 
     Args:
       callbacks: of type `ray.tune.Callback`, beside those that `tune.callbacks` names.
@@ -232,7 +232,7 @@ def _refuse_other_arguments(name: str, function: Callable[..., object], given: s
 
 
 def _checked(on_round: OnRound | None, show: Callable[[RoundRecord], None]) -> Callable[[RoundRecord], object]:
-    """A function of the caller for every round, what it returns and raises looked at; `show` gets the record first."""
+    """Wrap the caller's function for every round and check its result; `show` gets the record first."""
 
     def after(record: RoundRecord) -> object:
         show(record)

@@ -112,7 +112,7 @@ def _skewness(values: np.ndarray) -> float:
 
 
 def _first_agreement(cell: Cell) -> list[np.ndarray]:
-    """For each seed (layers,): S in round 0, of `diagnostics` where it was listed, else of FLFA's candidates."""
+    """Return (layers,) for each seed: S in round 0, from `diagnostics` if listed, else from FLFA's candidates."""
     parts = []
     for folder in cell.folders.values():
         for index, arrays in islice(RunFolder(folder).logged_arrays(), 1):

@@ -1,4 +1,4 @@
-"""LIVAR: the method, its formulas, its calibration, and `raysim calibrate`, which recomputes the coefficient table."""
+"""LIVAR: the method, its formulas, and `raysim calibrate`, which recomputes the coefficient table."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def rows_of_run(
     coefficients: np.ndarray,
     cuts: Sequence[Sequence[float]],
 ) -> pd.DataFrame:
-    """One row per client that took a step, and layer.
+    """A row for each layer and each client with a step.
 
     Args:
       clients, num_examples: (K,); importance: (K, L, 2), I_A and I_B; coefficients: (K, L), lambda.
@@ -49,7 +49,7 @@ def rows_of_run(
 
 
 def quantile_ranks(values: np.ndarray) -> np.ndarray:
-    """(n,) in [0, 1]: 0 the smallest, 1 the largest, ties at their mean rank; 0.5 where there is but one value."""
+    """Return (n,) in [0, 1]: 0 the smallest, 1 the largest, ties at their mean rank; 0.5 for a single value."""
     from scipy.stats import rankdata
 
     if len(values) == 1:

@@ -31,7 +31,9 @@ CUTS = ((0.25, 0.50), (0.60, 0.80))
 
 
 class CoefficientTable(NamedTuple):
-    """Raw coefficients, 3 rows by the bin of I_A and 3 columns by that of I_B, and the quantiles that part the bins."""
+    """Raw coefficients, 3 rows by the bin of I_A and 3 columns by the bin of I_B, and the quantiles between the
+    bins.
+    """
 
     values: Sequence[Sequence[float]]
     cuts: Sequence[Sequence[float]] = CUTS
@@ -78,7 +80,7 @@ def _numbers(value: object, rows: int, columns: int, what: str) -> list[list[flo
 
 
 def from_importance(reduction: Reduction, accumulate: Literal["run", "round"], table: CoefficientTable) -> Coefficients:
-    """lambda from the importances I_A and I_B that clients count in their steps; these are logged."""
+    """Return lambda from the importances I_A and I_B accumulated in the clients' steps; both are logged."""
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         count = client.scratch["count"] = ImportanceCount(client, reduction)

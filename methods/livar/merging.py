@@ -16,7 +16,7 @@ from raysim.core.weights import Weights, normalised, refuse_factors
 
 
 class Adapter(NamedTuple):
-    """The leaves of one adapted layer: its product is B A. `layer` is the path of the adapted layer."""
+    """Leaves of an adapted layer with the product B A. `layer`: path of the layer."""
 
     layer: str
     a: Leaf
@@ -63,7 +63,7 @@ def example_shares(server: ServerView) -> Tensor:
 
 
 def factor_weights(server: ServerView, coefficients: Coefficients) -> Weights:
-    """Leaf -> (K,): the coefficients of an adapted layer, for its A and for its B. They are logged."""
+    """Return leaf -> (K,): coefficients of an adapted layer, for A and for B. Coefficients are logged."""
     adapters, values = adapters_of(server.layout), coefficients.of(server, example_shares(server))
     server.log("coefficients", values, [pair.layer for pair in adapters])
     return {leaf.name: values[:, index].clone() for index, pair in enumerate(adapters) for leaf in (pair.a, pair.b)}

@@ -1,4 +1,4 @@
-"""Commands as messages print them: they run as printed, in the shell and folder of whoever reads them."""
+"""Commands in messages, quoted for the reader's shell and folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown(path: Path) -> str:
 
 
 def _found(program: str) -> str:
-    """Return the program's name if PATH finds this installation, or no installation; else the program's path."""
+    """Return the program's name if PATH finds this installation, else the program's path."""
     own, there = Path(sys.executable).with_name(program), shutil.which(program)
     if not own.is_file() or (there and Path(there).samefile(own)):
         return program

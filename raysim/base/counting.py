@@ -49,12 +49,12 @@ def counts_with(key: str, *values: object) -> Counts:
 
 
 def counts_without(key: str, *values: object) -> Counts:
-    """It counts where another setting has none of these values."""
+    """The option applies if another setting has no listed value."""
     return Counts(key, f"other than {_either(values)}", lambda value, _: _name(value) not in values)
 
 
 def counts_above(key: str, bound: float) -> Counts:
-    """It counts where a number is above a bound; null is a default that is."""
+    """The option applies if a number is above a bound; null stands for a default above the bound."""
     return Counts(key, f"more than {bound:g}", lambda value, _: value is None or _number(value) > bound)
 
 
@@ -94,7 +94,7 @@ def _shown(value: object) -> str:
 
 
 def plain(value: object) -> str:
-    """A value as YAML has it in one line."""
+    """Return a value as a line of YAML."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, list | tuple):

@@ -61,7 +61,7 @@ def _parted(value: object) -> tuple[bytes, Iterable[object]]:
 
 
 def _closure(cells: Iterable[CellType]) -> list[object]:
-    """What a function holds from where it was made."""
+    """Return the values captured by a function."""
     values: list[object] = []
     for cell in cells:
         with suppress(ValueError):  # not set yet

@@ -111,7 +111,8 @@ def main_of(names: Iterable[str]) -> str:
 
 
 def column_of(metric: str) -> str:
-    """The column of progress.csv that chooses the round of a number in `SUMMARY`; other metrics are their own column.
+    """Return the column of progress.csv that selects the round of a number in `SUMMARY`; other metrics are their own
+    column.
 
     >>> column_of("best_rmse"), column_of("accuracy_at_best_validation"), column_of("train/loss")
     ('server/rmse', 'server/validation_accuracy', 'train/loss')

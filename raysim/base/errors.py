@@ -17,12 +17,12 @@ _LONG_WORD = re.compile(r"[^\s/]{300,}")
 
 
 def printed(text: str) -> str:
-    """A message as it is shown: without credentials, and with its longest words cut."""
+    """Return a message for display: credentials masked, very long words cut."""
     return masked(_LONG_WORD.sub(lambda word: f"{word[0][:60]}... ({len(word[0]):,} letters)", text))
 
 
 class RaysimError(Exception):
-    """Base of all errors that users can fix; prints as one message. All arguments pickle, so errors cross processes."""
+    """Base of all errors that users can fix; prints as one message. All arguments pickle."""
 
     def __init__(self, what: str, where: str = "", mend: str = ""):
         super().__init__(what, where, mend)
@@ -72,7 +72,7 @@ class DataError(RaysimError):
 
 
 def refuse(faults: Iterable[Fault], source: str) -> None:
-    """Raise ConfigError with these faults, if there are any."""
+    """Raise ConfigError unless the list of faults is empty."""
     if found := tuple(faults):
         raise ConfigError(found, source)
 
@@ -93,11 +93,11 @@ def explained(
 
 
 class MethodError(RaysimError):
-    """Methods that cannot be combined, or a hook that broke the contract."""
+    """Methods that cannot be combined, or a hook with a broken contract."""
 
 
 class ModelError(RaysimError):
-    """Pretrained weights that cannot be had, or that do not fit the model."""
+    """Pretrained weights that are unavailable or do not fit the model."""
 
 
 class OwnCodeError(RaysimError):
@@ -105,7 +105,7 @@ class OwnCodeError(RaysimError):
 
 
 class OwnNameError(OwnCodeError, LookupError):
-    """A name for which there is no function of the user's own that can be used."""
+    """A name without a usable function of the user."""
 
 
 class ClientError(RaysimError):
@@ -125,11 +125,11 @@ class ClientError(RaysimError):
 
 
 class OutOfMemory(RaysimError):
-    """A device has no memory left for what was asked; fewer trainers on it may have."""
+    """Out of device memory; fewer trainers per device may help."""
 
 
 class ClusterLost(RaysimError):
-    """The server of a run, its node, or the connection to the cluster is lost: the run can go on from its last checkpoint."""
+    """The server of a run, its node, or the cluster connection is lost; the run can resume from the last checkpoint."""
 
 
 class RunExists(RaysimError):

@@ -1,4 +1,4 @@
-"""Options of methods and models: what each means, and when it counts."""
+"""Options of methods and models: meaning, and condition under which an option applies."""
 
 from __future__ import annotations
 

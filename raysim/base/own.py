@@ -30,7 +30,7 @@ def is_own(file: str) -> bool:
 
 
 def without_partials(function: Callable[..., object]) -> Callable[..., object]:
-    """The function that partials of it hold."""
+    """Return the function inside partials."""
     return without_partials(function.func) if isinstance(function, partial) else function
 
 
@@ -41,7 +41,7 @@ def is_own_function(function: Callable[..., object]) -> bool:
 
 
 def place_in(error: BaseException) -> str:
-    """ "FILE, line 7, in forward": the innermost place in the user's own code that an error came through; else empty."""
+    """Return "FILE, line 7, in forward": the innermost place of an error in the user's code; empty if none."""
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         return f"{error.filename}, line {error.lineno}"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -65,7 +65,7 @@ def place_of(function: Callable[..., object]) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """ "ValueError: what it says"."""
+    """Return "ValueError: message"."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -30,7 +30,7 @@ _BY_VALUE: dict[str, Callable[..., object]] = {}
 
 @dataclass(frozen=True)
 class OwnCode:
-    """What other processes need to find the user's own functions.
+    """The user's functions, packed for other processes.
 
     functions: name -> pickled, of those that travel by value; folders: where the modules of the others lie.
     """
@@ -120,7 +120,7 @@ def module_folder(name: str) -> str | None:
 
 
 def refuse_shadows() -> None:
-    """A folder of the user's own that stands in the way of one of raysim's is refused.
+    """Refuse a user's folder that shadows a folder of raysim.
 
     Raises:
       OwnCodeError: names its path.
@@ -243,7 +243,7 @@ def packed(settings: object) -> OwnCode:
 
 
 def receive(own: OwnCode) -> None:
-    """Make known in this process what `packed` sent."""
+    """Unpack the functions sent by `packed` in this process."""
     import pickle
 
     sys.path.extend(folder for folder in own.folders if folder not in sys.path)

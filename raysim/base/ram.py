@@ -13,7 +13,7 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 @cache
 def memory_bytes() -> int:
-    """Memory of this machine, or of the container that the process is in."""
+    """Return the memory of this machine, or of the process's container."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for limit in LIMITS:
         with suppress(OSError, ValueError):  # "max"
@@ -30,7 +30,7 @@ def memory_fault(num_bytes: int) -> str:
 
 
 def _text(num_bytes: int) -> str:
-    """A number of bytes in the largest unit that it fills."""
+    """Return a number of bytes in the largest fitting unit."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB")):
         if num_bytes >= 1000**power:
             return f"{num_bytes / 1000**power:,.1f} {unit}"

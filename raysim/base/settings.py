@@ -1,4 +1,4 @@
-"""The one name of what comes out of a YAML or JSON file, where anything may stand."""
+"""Settings read from YAML or JSON files: types and access."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def flatten(config: Raw, prefix: str = "") -> Settings:
 
 
 def differing(mappings: Sequence[Raw]) -> list[str]:
-    """Keys that not all mappings have with one value, in order of first appearance."""
+    """Return keys whose values differ between mappings, in order of first appearance."""
     keys = dict.fromkeys(key for mapping in mappings for key in mapping)
     return [key for key in keys if len({repr(mapping.get(key)) for mapping in mappings}) > 1]
 

@@ -19,7 +19,7 @@ FORMULA = ("=", "+", "-", "@")
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""The text with control characters as Python writes them, `\n` or `\x1b`; those in `keep` stay."""
+    r"""Escape control characters as in Python, `\n` or `\x1b`, except characters in `keep`."""
     return CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
 
 
@@ -42,7 +42,7 @@ def cells(row: Iterable[object]) -> Iterator[object]:
 
 
 def number(value: object) -> float | None:
-    """The number that Python reads in a value, written as text; None where there is none."""
+    """Return the number written in a value; None for other text."""
     try:
         return float(str(value))
     except ValueError:

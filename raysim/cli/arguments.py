@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 
 def complete_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What the shell offers for a word of a verb that takes a configuration and settings."""
+    """Return completions for a word of a verb with a configuration and settings."""
     from raysim.cli.completion import complete_call
 
     return complete_call(ctx, incomplete)

@@ -75,7 +75,7 @@ def _setting_words(word: str) -> list[str]:
 
 
 def _keys(group: type[BaseModel], above: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(dotted key, the words that it takes) of every key."""
+    """Return (dotted key, allowed words) of every key."""
     for name, field in group.model_fields.items():
         parts = (field.annotation, *get_args(field.annotation))
         inner = next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)

@@ -64,7 +64,7 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
 
 
 def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
-    """Print what the trials of a sweep cost that are still to run. Raises as `raysim.launch.checked_sweep`."""
+    """Print the cost of a sweep's unfinished trials. Raises as `raysim.launch.checked_sweep`."""
     with line:
         sweep = checked_sweep(raw, source, line.listener(), reads_weights=False)
         Copy(sweep.place).fetch()  # of a sweep at a URI, what it has done elsewhere
@@ -106,12 +106,12 @@ def _plan(trial: SweepTrial) -> Plan:
 
 
 def _machine() -> dict[str, float]:
-    """What this machine has, by Ray's names."""
+    """Return this machine's resources by Ray's names."""
     return {"CPU": float(os.cpu_count() or 1), "GPU": float(num_accelerators())}
 
 
 def _trainers(config: Config) -> int:
-    """Return the number of trainers that fit on this machine at once, ignoring custom resource names of clusters."""
+    """Return the number of trainers that fit on this machine at once, ignoring custom resources."""
     room = _machine() | dict.fromkeys(config.resources.named, 1e6)
     taken = resolve_resources(config, [room], may_grow=True)
     needs = {"CPU": taken.cpus_per_trainer, "GPU": taken.gpus_per_trainer if room["GPU"] else 0.0}

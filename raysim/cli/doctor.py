@@ -1,4 +1,4 @@
-"""What `raysim doctor` looks at: this installation, the disks, and the same of every node of a running cluster."""
+"""`raysim doctor`: checks of this installation, the disks, and every node of a running cluster."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def examine(address: str | None, storage: str) -> bool:
 
 
 def _finding(is_ok: bool, line: str, fault: str) -> Finding:
-    """A finding whose line goes on with the fault, and how to mend it, where something is not well."""
+    """Return a finding; a failed check adds the fault and the remedy."""
     return is_ok, line if is_ok else line + fault
 
 
@@ -137,7 +137,7 @@ def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
 
 
 def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path | None) -> Iterator[Finding]:
-    """What is well and what is not on each node.
+    """Yield the findings of each node.
 
     Args:
       here: versions of the driver, which those of the nodes must equal.
@@ -161,7 +161,7 @@ def _versions(node: NodeFacts, here: Mapping[str, str]) -> Finding:
 
 
 def _core(name: str, text: str) -> str:
-    """The part of a version that must be equal: Python without its last number, torch without +cpu or +cu130."""
+    """Return the relevant part of a version: Python without the last number, torch without +cpu or +cu130."""
     return text.rpartition(".")[0] if name == "python" else text.partition("+")[0]
 
 

@@ -1,4 +1,4 @@
-"""What there is, on the terminal: methods and models with their options, and the layer blocks of a model."""
+"""Lists on the terminal: methods and models with options, and the layer blocks of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def print_columns(lines: Mapping[str, str]) -> None:
-    """A name and what stands for it on every line."""
+    """Print a name and a description per line."""
     width = max(map(len, lines))
     for name, text in lines.items():
         out.print(f"{name:{width}}  {text}", markup=False)

@@ -283,7 +283,7 @@ def methods(
     channels: Annotated[int, Option(min=1, max=3, help="with --model: channels of the images")] = 3,
     classes: Annotated[int, Option(min=1, help="with --model: number of classes, or of tokens")] = 10,
 ) -> None:
-    """List the methods and models, show one method with its options, or the layer blocks of a model."""
+    """List the methods and models, show a method with its options, or the layer blocks of a model."""
     with LiveLine() as line:
         line.show("loading PyTorch")
         from methods import GROUPS
@@ -401,7 +401,7 @@ def doctor(
     address: Annotated[str | None, Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS")] = None,
     storage: Annotated[str, Option(help="folder for run directories, or a URI")] = "runs",
 ) -> None:
-    """Check this installation, its disks, and every node of a running cluster."""
+    """Check this installation, the disks, and every node of a running cluster."""
     from raysim.cli.doctor import examine
 
     if not examine(address, storage):
@@ -419,7 +419,7 @@ def submit(
     variables: Annotated[list[str] | None, Option("--env", help="NAME=VALUE for the job; several times")] = None,
     waits: Annotated[bool, Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
 ) -> None:
-    """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow its log; again, it goes on."""
+    """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow the log; the same command resumes."""
     from raysim.cli.submit import Job, submit_and_follow
 
     job = Job(verb, job_id, working_dir, variables or [], is_scaled)
@@ -428,7 +428,7 @@ def submit(
 
 
 def main() -> None:
-    """What the command line says: one message and a status instead of a traceback for everything a user can mend."""
+    """Turn errors into one message and a status, without a traceback for errors that users can fix."""
     # Modules of the current folder are found as `python -m raysim` finds them.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -31,7 +31,9 @@ TELLING = {"config.yaml", "progress.csv", "sweep.yaml", "records.sha256", *MARKS
 
 
 class RunProgress(NamedTuple):
-    """How far a run is. rounds: of all; score: its last main metric, in words; changed_s: of its last file, since 1970."""
+    """Progress of a run. rounds: of all; score: last main metric, in words; changed_s: time of the last change,
+    since 1970.
+    """
 
     name: str
     state: str

@@ -25,7 +25,7 @@ from raysim.running.runner import write_partition
 
 @dataclass(frozen=True)
 class DrawnPartition:
-    """A partition, named after the axes of the sweep that tell it from the others; a run's is called "partition"."""
+    """A partition, named after the sweep's axes; "partition" for a run."""
 
     name: str
     info: SetInfo
@@ -84,7 +84,7 @@ def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
 
 
 def _without_ranges(raw: Mapping[str, object]) -> Settings:
-    """The file without the ranges of its sweep that no partition depends on."""
+    """Return the file without ranges of the sweep that no partition depends on."""
     listed = copy.deepcopy(dict(raw))
     tune = listed.get("tune")
     if not isinstance(tune, dict):

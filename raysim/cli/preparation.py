@@ -1,4 +1,4 @@
-"""`raysim prepare`: list the known sets, or convert a set and print the configuration that uses it."""
+"""`raysim prepare`: list the known sets, or convert a set and print a configuration for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepare_and_print(
     save_as: str | None,
     use_ray: bool,
 ) -> None:
-    """Convert a set to Arrow and say what came of it; without a name, list the known sets.
+    """Convert a set to Arrow and report the result; without a name, list the known sets.
 
     Args:
       words: key=value, options of a function of the user's own.
@@ -84,7 +84,7 @@ def prepare_and_print(
 
 
 def _tell_of_the_one_there(path: Path, files: Path | None) -> None:
-    """Report an existing set and its source, so that nobody mistakes it for the files below another --root.
+    """Report an existing set and its source.
 
     Args:
       path: its Arrow file; files: --root.
@@ -99,7 +99,7 @@ def _tell_of_the_one_there(path: Path, files: Path | None) -> None:
 
 
 def _known_sets(root: Path) -> dict[str, str]:
-    """What each set is, in a line; the larger sizes of a set are in its line.
+    """Return a line for each set; larger sizes share the line of the smallest.
 
     Args:
       root: where prepared sets are.
@@ -117,7 +117,7 @@ def _known_sets(root: Path) -> dict[str, str]:
 
 
 def _print_set(info: SetInfo, root: Path) -> None:
-    """Print a prepared set, and the configuration that trains on it.
+    """Print a prepared set, and a configuration for training on it.
 
     Args:
       root: as it was given: what `data.root` has to be in a run from the same folder.

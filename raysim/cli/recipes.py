@@ -39,7 +39,7 @@ def show(name: str | None, target: str | None, *, is_copy: bool) -> None:
 
 
 def file_names() -> list[str]:
-    """What the shell offers after `raysim recipes`: names without their kind, since a colon ends a word there."""
+    """Return completions after `raysim recipes`: names without the kind, since a colon ends a word there."""
     return [*KINDS, *(name.partition(":")[2] for kind in KINDS for name in shipped_files(kind))]
 
 

@@ -24,7 +24,7 @@ VERBS = ("run", "tune", "calibrate", "partition")
 
 
 class Job(NamedTuple):
-    """What is submitted, besides the file and its overrides.
+    """Parts of a job besides the file and the overrides.
 
     Attributes:
       verb: by default tune for a file with axes, calibrate for one with a `calibrate` group, else run.

@@ -73,7 +73,7 @@ for _console in (out, err):
 
 
 def print_table(table: Table) -> None:
-    """A table: a pipe or a file has no width that it should be squeezed into or filled up to."""
+    """Print a table; without squeezing or filling in a pipe or a file."""
     if out.is_terminal:
         out.print(table)
         return
@@ -160,7 +160,7 @@ class LiveLine:
             self.note(text)
 
     def say(self, text: str) -> None:
-        """A line that stays, above those to come."""
+        """Print a permanent line above the live line."""
         if self._is_quiet:
             return
         if out.is_jupyter:
@@ -262,7 +262,7 @@ class Progress:
 
 
 def _trainers(run: RunFolder) -> str:
-    """Who computes, as env.json has it; the number of threads is part of what the bits of a run depend on."""
+    """Describe the trainers, from env.json; the bits of a run depend on the number of threads."""
     taken = run.read_json(run.environment)["resources"]
     count, threads = taken["trainers"], taken["threads_per_trainer"]
     each = "1 thread" if threads == 1 else f"{threads} threads"

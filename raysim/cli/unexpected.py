@@ -51,7 +51,7 @@ def told(error: Exception) -> tuple[str, int]:
 
 
 def sentence(error: BaseException) -> str:
-    """What to tell of an error, after its traceback was put into a file."""
+    """Return the message of an error whose traceback was written to a file."""
     unwritable = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     if isinstance(error, OSError) and error.errno in unwritable:
         remedy = "Free space there, or set storage and data.root to folders that can be written"

@@ -1,4 +1,4 @@
-"""The one checker of what options declare about when they count, see `raysim.base.counting`."""
+"""Checker of the conditions declared by options, see `raysim.base.counting`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raysim.base.settings import Raw, Settings
 
 
 def idle_options(model: BaseModel, prefix: str = "") -> dict[str, tuple[Counts, str]]:
-    """Key -> (the condition that is not met, the reason) of the options that are not at their defaults and have no effect.
+    """Return key -> (unmet condition, reason) of non-default options without effect.
 
     Args:
       model: a whole configuration, or the options of one function; conditions name its keys.
@@ -77,7 +77,7 @@ def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list
 
 
 def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[str, str]:
-    """Key -> reason, of the settings that one layer of a configuration leaves without effect in another.
+    """Return key -> reason of settings that lose their effect through another layer.
 
     A layer that sets both, the option and what takes its effect away, contradicts itself: that is a fault, and not here. An
     option of which an axis of `tune` decides whether it counts is looked at trial by trial.
@@ -100,7 +100,7 @@ def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[s
 
 
 def mappings(value: object) -> Iterator[Raw]:
-    """A value and everything inside it that is a mapping."""
+    """Yield a value and all mappings inside it."""
     if isinstance(value, Mapping):
         yield value
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
@@ -114,7 +114,7 @@ def _layer(layers: Sequence[Raw], key: str) -> int:
 
 
 def sets(settings: Raw, key: str) -> bool:
-    """Whether settings by dotted keys, or groups of them, hold a key, or something inside it."""
+    """Whether settings, dotted or in groups, contain a key or a part of it."""
     for name, value in settings.items():
         path = str(name)
         if path == key or path.startswith(f"{key}."):
@@ -125,7 +125,7 @@ def sets(settings: Raw, key: str) -> bool:
 
 
 def value_at(raw: object, key: str, default: object = None) -> object:
-    """What a raw configuration has at a dotted key, in a list of names with options at "name.option"; else the default."""
+    """Return the value of a raw configuration at a dotted key ("name.option" in a list of names); else the default."""
     for name in key.split("."):
         if isinstance(raw, list):
             named = [each for each in raw if each == name or (isinstance(each, Mapping) and list(each) == [name])]

@@ -109,7 +109,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Keep one error per place: of a union, the alternative with a custom message, else the first."""
+    """Keep one error per place: of a union, the alternative with a custom message."""
     first: dict[Place, ErrorDetails] = {}
     for error in errors:
         place = tuple(part for part in error["loc"] if not _is_tag(part))
@@ -223,7 +223,7 @@ def _owner(model: type[BaseModel], place: Place) -> type[BaseModel]:
 
 
 def _hint(field: FieldInfo | None) -> str:
-    """What a key means and its default, in brackets."""
+    """Return the meaning and default of a key, in brackets."""
     if field is None:
         return ""
     has_default = field.default is not PydanticUndefined and field.default is not None

@@ -16,7 +16,7 @@ def key(default: object, meaning: str, *, counts: Counts | None = None, **bounds
 
 
 def group(kind: type[Any], meaning: str, *, counts: Counts | None = None) -> Any:
-    """A group of keys, at its defaults where it is not given."""
+    """Declare a group of keys, with defaults if not given."""
     return _counting(Field(default_factory=kind, description=_described(meaning, counts)), counts)
 
 

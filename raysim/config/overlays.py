@@ -1,4 +1,4 @@
-"""Configurations laid over each other: file, labels, `scale`, command line; the last one wins."""
+"""Layers of a configuration: file, labels, `scale`, command line; later layers override earlier ones."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _lay(raw: Settings, settings: Raw, library: dict[str, Raw], where: str, sour
 
 
 def _drop_stale_labels(raw: Settings, file: Raw, keys: Collection[str]) -> None:
-    """Leave out, in place, labels that name the values which the file had for these keys."""
+    """Remove, in place, labels that name the file's values of overridden keys."""
     labels = raw.get("labels")
     if not isinstance(labels, dict) or any(head(key) == "labels" for key in keys):
         return
@@ -139,7 +139,7 @@ def choices_of(raw: Raw, source: str, *, is_scaled: bool) -> dict[str, list[obje
 
 
 def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], where: str) -> None:
-    """Leave these labels or values of an axis, in place; an axis that the file does not have is made."""
+    """Keep only the chosen labels or values of an axis, in place; a missing axis is created."""
     kind = "choice" if value_at(raw, "tune.search") == "optuna" else "grid_search"
     values: object = list(choices)
     if axis in library:

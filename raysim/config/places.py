@@ -17,7 +17,7 @@ JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def shipped_folder(name: str) -> Path:
-    """A folder of files that come with raysim, `configs` or `cluster`: in the installed package, beside it in a checkout."""
+    """Return a shipped folder, `configs` or `cluster`: in the installed package, or in the checkout."""
     package = Path(__file__).parents[1]
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
@@ -63,7 +63,7 @@ def _of_a_user(path: Path | str, name: str) -> Path:
 
 
 def located_root(root: str, name: str) -> str:
-    """`data.root`, absolute, for the set of that name; a URI stays as it is."""
+    """Return an absolute `data.root` for a set; a URI is unchanged."""
     if is_uri(root):
         return root
     here = Path(root).expanduser().absolute()
@@ -97,7 +97,7 @@ def data_cache(config: Config) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where copies of what lies at URIs are kept: RAYSIM_CACHE, or else raysim in XDG_CACHE_HOME or ~/.cache.
+    """Return the folder for copies from URIs: RAYSIM_CACHE, or raysim in XDG_CACHE_HOME or ~/.cache.
 
     Raises:
       DataError: it is the home of nobody.

@@ -116,7 +116,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 
 
 def refuse_repeated(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for overrides that a later override replaces: the same key, or its group."""
+    """Raise ConfigError for overrides that a later override replaces."""
     keys = [override.partition("=")[0].strip() for override in overrides]
     faults = [
         Fault(before, f"is overwritten by {overrides[place]!r} behind it; write it behind that, or drop it")
@@ -191,7 +191,7 @@ def without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
 
 
 def _contradictions(config: Config) -> Iterator[Fault]:
-    """Settings that exclude each other."""
+    """Yield faults of mutually exclusive settings."""
     cohort, local = config.cohort, config.local
     if None not in (cohort.size, cohort.fraction):
         yield Fault("cohort", "size and fraction are both set; keep one")
@@ -253,7 +253,7 @@ def _validation_contradictions(config: Config) -> Iterator[Fault]:
 
 
 def _unusable_paths(config: Config) -> Iterator[Fault]:
-    """Names of files and folders that no system takes, or that would lead out of the folder they are put in."""
+    """Yield faults of invalid file names, or of paths that leave their folder."""
     data = config.data
     external = data.validation_set.external.name
     names = [("name", config.name), ("data.name", data.name), ("data.validation_set.external.name", external)]

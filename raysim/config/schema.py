@@ -184,7 +184,9 @@ Quantile = Annotated[float, Field(ge=0, le=1)]
 
 
 class CalibrateGroup(Group):
-    """What `raysim calibrate` makes of pairs of runs (LIVAR's table); a run ignores it. Every key counts in every calibration."""
+    """Settings of `raysim calibrate` (LIVAR's table); a run ignores the group. Every key applies in every
+    calibration.
+    """
 
     partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
     seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
@@ -309,20 +311,18 @@ class Config(Group):
 
     @property
     def num_clients(self) -> int:
-        """The population: those of partition.num_clients that train, or 1 for joint training."""
+        """Population: training clients of partition.num_clients, or 1 for joint training."""
         return 1 if self.is_joint else self.partition.num_clients - self.num_unseen
 
     @property
     def num_unseen(self) -> int:
-        """Number of clients that never train: the share data.unseen_clients, rounded, at least one for a positive
-        share.
-        """
+        """Number of clients that never train: the share data.unseen_clients, at least one if positive."""
         share = 0.0 if self.is_joint else self.data.unseen_clients
         return max(1, int(self.partition.num_clients * share + 1e-9)) if share else 0
 
     @property
     def cohort_size(self) -> int:
-        """Clients per round: cohort.size, else cohort.fraction of the population (at least 1), else everybody."""
+        """Clients per round: cohort.size, else cohort.fraction of the population (at least 1), else all."""
         if self.is_joint:
             return 1
         if self.cohort.size is not None:

@@ -165,7 +165,7 @@ def _of_scheme(*schemes: str) -> Counts:
 
 
 class PartitionGroup(Group):
-    """A union by scheme: each key says with which schemes it counts, and stands beside no other."""
+    """A union by scheme: each key declares the schemes in which it applies."""
 
     scheme: (
         Literal[

@@ -22,7 +22,7 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class ResourcesGroup(Group):
-    """A serial run ignores the keys of Ray without a word, so that one file serves both backends."""
+    """A serial run ignores Ray's keys silently, so that a file works with both backends."""
 
     backend: Literal["auto", "ray", "serial"] = key(
         "auto",
@@ -69,7 +69,7 @@ class ResourcesGroup(Group):
 
     @property
     def most(self) -> float:
-        """Trainers that a run has at most; auto is as many as there is room for."""
+        """Largest number of trainers of a run; auto is limited by the resources."""
         if isinstance(self.trainers, dict):
             return self.trainers["max"]
         return math.inf if self.trainers == "auto" else self.trainers
@@ -81,6 +81,6 @@ class ResourcesGroup(Group):
 
     @property
     def named(self) -> dict[str, float]:
-        """What a trainer takes besides CPUs and GPUs. A GPU's type is a resource that Ray gives every node once."""
+        """Custom resources of a trainer. The type of a GPU is a resource that Ray adds to every node."""
         kind = {} if self.accelerator_type is None else {f"accelerator_type:{self.accelerator_type}": 0.001}
         return {**self.custom, **kind}

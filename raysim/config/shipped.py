@@ -24,7 +24,7 @@ RECIPES = ("paper", "study", "example")
 
 
 def kind_folder(kind: str) -> Path:
-    """The folder that names of this kind begin in."""
+    """Return the folder of a kind of shipped files."""
     top, below, _ = KINDS[kind]
     return shipped_folder(top) / below
 

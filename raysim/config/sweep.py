@@ -286,7 +286,7 @@ def trial_name(values: Mapping[str, object], space: Iterable[str]) -> str:
 
 
 def named_by_what_runs(raw: Raw, values: Raw, space: Mapping[str, Raw]) -> Settings:
-    """Return axis -> value; a label whose data set or model `tune.fixed` overrides is replaced by the names that run."""
+    """Return axis -> value; a label with an overridden data set or model is replaced by the names that run."""
     fixed = flatten(as_mapping(value_at(raw, "tune.fixed")))
     named = dict(values)
     for axis, value in values.items():
@@ -323,7 +323,7 @@ def _layers(settings: Raw) -> list[Raw]:
 
 
 def _short(axis: str, names: Iterable[str]) -> str:
-    """The last part of a dotted key where no other axis ends in it."""
+    """Return the last part of a dotted key, if unique among the axes."""
     last = axis.rpartition(".")[2]
     return last if sum(name.rpartition(".")[2] == last for name in names) == 1 else axis
 

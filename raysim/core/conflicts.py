@@ -35,7 +35,7 @@ REMEDY = {
 
 
 def resources_of(layout: Layout) -> list[str]:
-    """Names of everything that can be claimed with this layout."""
+    """Return the names of all claimable resources of a layout."""
     layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
     weights = [f"weights:{leaf.name}" for leaf in layout.shared]
     backward = [f"backward:{name}" for name in layers]
@@ -45,7 +45,7 @@ def resources_of(layout: Layout) -> list[str]:
 def conflicts(
     methods: Sequence[Method], resources: Sequence[str], available: Collection[str], *, head: str = ""
 ) -> list[str]:
-    """Everything that keeps these methods from running together, each with the remedy. Empty: they compose.
+    """Return reasons why the methods cannot be combined, each with a remedy. Empty: the methods compose.
 
     Example:
       >>> everywhere = Method("everywhere", claims=frozenset({"weights:*"}))
@@ -81,7 +81,7 @@ def conflicts(
 
 
 def exclusions(methods: Sequence[Method]) -> list[str]:
-    """Return faults for methods whose hooks are excluded by another method, one for each reason."""
+    """Return faults for methods whose hooks are excluded by another method."""
     reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, other in permutations(methods, 2):
         hooks = [hook for hook in method.excludes if getattr(other, hook) not in (None, False)]
@@ -97,7 +97,7 @@ def exclusions(methods: Sequence[Method]) -> list[str]:
 
 
 def _decided_twice(pairs: Sequence[tuple[Method, Method]], resources: Sequence[str]) -> list[str]:
-    """Faults for resources that several methods claim, one for each set of resources."""
+    """Return faults for resources claimed by several methods, one for each set of resources."""
     rivals: dict[tuple[str, ...], dict[str, Method]] = {}
     for pair in pairs:
         if both := tuple(resource for resource in resources if all(_claims(method, resource) for method in pair)):

@@ -1,4 +1,4 @@
-"""What hooks take and return, checked where they are called: a fault names the method, the hook, its file and line."""
+"""Checks of hook arguments and results; an error names the method, the hook, the file and the line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fault_of_hook(method: Method, hook: str, what: str, mend: str = "") -> OwnCo
 
 
 def check_calls(method: Method) -> None:
-    """Refuse a hook that cannot be called as raysim calls it.
+    """Refuse a hook with an incompatible signature.
 
     Raises:
       OwnCodeError: it is no function, or takes fewer or more values.
@@ -180,7 +180,7 @@ def _check_inner(function: Callable[..., object], method: Method, hook: str) -> 
 
 
 def weighed(method: Method, weights: Weights, view: ServerView) -> Weights:
-    """The aggregation weights that a method's `weigh` makes of those so far; a slip is no silent broadcast.
+    """Return the aggregation weights of a method's `weigh`, checked for shape to prevent silent broadcasting.
 
     Raises:
       OwnCodeError: no such leaf, another shape or type. RaysimError: a weight that is not finite.

@@ -131,7 +131,9 @@ class Layout:
         return part.view(out, height, width, channels).permute(0, 3, 1, 2)
 
     def zero_personal_(self, vector: Tensor) -> Tensor:
-        """The vector [num_params], its personal leaves set to 0 in place: what is not sent has no global counterpart."""
+        """Set the personal leaves of a vector [num_params] to 0 in place; personal leaves have no global
+        counterpart.
+        """
         for leaf in self.personal:
             vector[leaf.offset : leaf.end] = 0
         return vector
@@ -215,13 +217,13 @@ def float_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def norm_names(module: nn.Module) -> set[str]:
-    """Names of the parameters and buffers of normalisation layers: of every class that calls itself some "Norm"."""
+    """Return names of parameters and buffers of normalisation layers, recognised by "Norm" in the class name."""
     layers = {path for path, layer in module.named_modules() if any("Norm" in c.__name__ for c in type(layer).__mro__)}
     return {name for name in module.state_dict(keep_vars=True) if name.rpartition(".")[0] in layers}
 
 
 def _persistent_names(module: nn.Module) -> set[str]:
-    """Names that a state dict would hold; constants such as masks (persistent=False) are nobody's state."""
+    """Return the names in a state dict; constants such as masks (persistent=False) are not included."""
     return set(module.state_dict(keep_vars=True))
 
 
@@ -266,7 +268,7 @@ def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Ca
 
 
 def _runs_of_one_width(module: nn.Module, block_of: Callable[[str], str], alone: set[str]) -> dict[str, str]:
-    """Layer block -> the last of the neighbouring blocks whose last weight has as many outputs as its own.
+    """Return layer block -> last of the neighbouring blocks with an equal number of outputs.
 
     Args:
       alone: blocks that stand by themselves.
@@ -282,7 +284,7 @@ def _runs_of_one_width(module: nn.Module, block_of: Callable[[str], str], alone:
 
 
 def _layer_blocks(module: nn.Module) -> dict[str, str]:
-    """Path prefix of each layer block -> that of its stage.
+    """Return path prefix of each layer block -> prefix of its stage.
 
     A block is a numbered child of a sequence with at least two weights (tensors of two or more dimensions). It is a
     stage instead if it is, or has inside, a sequence of such blocks: at least two, or it holds nothing else.

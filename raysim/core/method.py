@@ -85,7 +85,7 @@ class Outputs(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What the server sends: params [num_params] (the broadcast point) and the fields of one method."""
+    """Message from the server: params [num_params] (the broadcast point) and the fields of a method."""
 
     params: Tensor
     fields: Mapping[str, Value]
@@ -102,7 +102,7 @@ class Update(NamedTuple):
 
 
 class Crowd(NamedTuple):
-    """All clients of the run, of whom a method may choose some once and for all. seed: this method's own, of the run."""
+    """All clients of the run, from which a method may draw a fixed subset. seed: of the method and the run."""
 
     population: int
     seed: int
@@ -116,7 +116,7 @@ NO_CROWD = Crowd(0, 0)
 
 
 class RunSizes(NamedTuple):
-    """The sizes of a run, as `Method.fits` sees them before it starts.
+    """Sizes of a run for `Method.fits`, before the run starts.
 
     population: clients; cohort_size: clients of a round; num_classes: outputs; input_shape: of one input of the model,
     images as (height, width, channels); methods: names of all methods; sampling, dropout: of the cohort; stop_epsilon: the
@@ -140,7 +140,7 @@ def _drawn(population: int, seed: int, count: int) -> Tensor:
 
 
 class Vector(NamedTuple):
-    """A [num_params] tensor in a report. It stays where the update lies; the server gets sums and maps of it only."""
+    """A [num_params] tensor in a report. The tensor stays in the trainer; the server gets sums and maps only."""
 
     value: Tensor
 
@@ -186,7 +186,7 @@ class Model(Protocol):
         ...
 
     def overridden(self, ops: Mapping[str, LayerOp]) -> AbstractContextManager[None]:
-        """Run layers through other operations inside the block; training does so through those of all `forward` hooks."""
+        """Replace layer operations inside the block; training uses the operations of all `forward` hooks."""
         ...
 
 
@@ -279,7 +279,7 @@ class MapColumns(Protocol):
 
 @dataclass
 class ServerView:
-    """One round at the server, as hooks see it. K participants in client order.
+    """A round at the server, as hooks see it. K participants in client order.
 
     Attributes:
       population: number of all clients.
@@ -349,9 +349,7 @@ class ServerView:
 
     @property
     def is_active(self) -> Tensor:
-        """(K,) bool: clients that took at least one step. Clients without a step return the broadcast point and get
-        no weight.
-        """
+        """(K,) bool: clients with at least one step. Clients without a step get no weight."""
         return self.num_steps > 0
 
 

@@ -1,4 +1,4 @@
-"""Every random number of a run comes from here, so that no result depends on where or when it was computed."""
+"""Seeds of all random numbers of a run; results do not depend on the place or time of computation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # workers that only move data need no torch: 3 s and 250 MB e
 
 
 def derive_seed(run_seed: int, purpose: str, round_index: int = 0, client: int = 0) -> int:
-    """A 63-bit seed that depends on all four arguments and on nothing else.
+    """Return a 63-bit seed determined by the four arguments.
 
     Independent streams for each purpose ("cohort", "batches", "init", ...) let two methods see the same
     cohorts, batch orders and initial parameters.

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ClientStep(NamedTuple):
-    """What a client's local loop runs: layers done otherwise, the loss, and the gradient (None: nobody looks at it)."""
+    """Parts of a client's local loop: replaced layer operations, the loss, and the gradient (None if unused)."""
 
     ops: dict[str, LayerOp]
     loss: LossFn
@@ -45,7 +45,7 @@ class ClientStep(NamedTuple):
 
 
 class Stack:
-    """Some methods as one.
+    """A list of methods as a unit.
 
     Example, two server steps in both orders:
       >>> import torch
@@ -70,7 +70,7 @@ class Stack:
         self.base_weights: Literal["examples", "uniform"] = "uniform" if is_uniform else "examples"
 
     def partition(self, partition: Partition) -> Partition:
-        """What is trained and shared once every method has had its say (intersection).
+        """Return the trained and shared tensors after all methods (intersection).
 
         Args:
           partition: of the model without methods.
@@ -134,7 +134,7 @@ class Stack:
         return late
 
     def overhear(self, view_of: Callable[[str], ServerView]) -> dict[str, Mapping[str, Value]]:
-        """Method name -> what its latecomers are told. view_of(method name) -> the others' round."""
+        """Return method name -> values for latecomers. view_of(method name) -> the round of the earlier clients."""
         return {
             m.name: returned(m.overhear(view_of(m.name)), Mapping, m, "overhear")
             for m in self.methods
@@ -162,7 +162,7 @@ class Stack:
         }
 
     def weigh(self, weights: Weights, view_of: Callable[[str, Weights], ServerView]) -> Weights:
-        """The aggregation weights. view_of(method name, weights so far) -> the round as that method sees it."""
+        """Return the aggregation weights. view_of(method name, weights so far) -> the method's view of the round."""
         for method in self.methods:
             if method.weigh is not None:
                 weights = weighed(method, weights, view_of(method.name, weights))
@@ -188,7 +188,7 @@ class Stack:
     def evaluation_override(
         self, states: Mapping[str, State], view_of: Callable[[str], ServerView]
     ) -> dict[str, Tensor]:
-        """Leaf name -> tensor that stands in its place while the global model is scored."""
+        """Return leaf name -> tensor that replaces the leaf while the global model is scored."""
         tensors: dict[str, Tensor] = {}
         for method in self.methods:
             if method.evaluation_override is not None:
@@ -266,7 +266,7 @@ def chain(name: str, *parts: Method) -> Method:
 def _one_after_another(
     parts: Sequence[Method], hook: Literal["forward", "loss", "grads"]
 ) -> Callable[[Any, ClientView], Any] | None:
-    """The parts' `forward`, `loss` or `grads` as one hook; None where no part has it."""
+    """Compose the parts' `forward`, `loss` or `grads` hooks; None if no part has the hook."""
     wrapping = [part for part in parts if getattr(part, hook) is not None]
 
     def run(inner: Any, view: ClientView) -> Any:
@@ -278,7 +278,7 @@ def _one_after_another(
 
 
 def _client_inside(view: ClientView, part: Method) -> ClientView:
-    """The client as a part of a chain sees it: its own message fields, memory and scratch."""
+    """Return a chain part's view of the client, with the part's message fields, memory and scratch."""
     inside = copy(view)
     inside.message = view.message.get(part.name, {})
     inside.overheard = view.overheard.get(part.name, {})
@@ -288,7 +288,7 @@ def _client_inside(view: ClientView, part: Method) -> ClientView:
 
 
 def _server_inside(view: ServerView, part: str) -> ServerView:
-    """The round as a part of a chain sees it: its own reports and Vectors."""
+    """Return a chain part's view of the round, with the part's reports and Vectors."""
     start, inside = f"{part}.", copy(view)
     inside.report = {key.removeprefix(start): value for key, value in view.report.items() if key.startswith(start)}
     inside.total = lambda vector, weights: view.total(vector if vector == "update" else start + vector, weights)

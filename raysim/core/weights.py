@@ -63,7 +63,7 @@ def refuse_factors(weight: Tensor, leaf: str, why: str) -> None:
 
 
 def normalised(scores: Tensor) -> Tensor:
-    """Scores >= 0 of shape (K, ...) -> weights that sum to one over the clients; all zeros where all scores are.
+    """Normalise scores >= 0 of shape (K, ...) to sum to one over the clients; all zeros stay zeros.
 
     Example, the scores of two clients for three rows:
       >>> normalised(torch.tensor([[1.0, 0.0, 0.0], [3.0, 2.0, 0.0]], dtype=torch.float64))

@@ -36,7 +36,7 @@ SEAL = "description_sha256"
 
 @dataclass(frozen=True)
 class SetInfo:
-    """What a set is. shape: of one input; checksum: SHA-256 over inputs, targets, domains and splits.
+    """Description of a set. shape: of one input; checksum: SHA-256 over inputs, targets, domains and splits.
 
     task: what the targets are for, see `raysim.training.tasks`; classes: names of the outputs: classes, labels, numbers, or
     tokens.
@@ -80,12 +80,12 @@ class SetInfo:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What rows are counted by: their classes; one group of all rows where the target is no class."""
+        """Groups for counting rows: the classes, or a single group for targets without classes."""
         return self.classes if (self.target_type, self.target_shape) == ("int64", ()) else ("all",)
 
     @staticmethod
     def read(path: Path) -> SetInfo:
-        """The description of the set whose Arrow file is `path`; descriptions from before a field have its default.
+        """Read the description of the set at `path`; missing fields have their defaults.
 
         Raises:
           OSError, ValueError, TypeError: it is missing or damaged.
@@ -104,7 +104,7 @@ class SetInfo:
         return SetInfo(**(fields | lists))
 
     def to_json(self) -> str:
-        """Return the text that `read` reads: all fields, and a checksum over them."""
+        """Return the text for `read`: all fields, and a checksum over them."""
         fields = asdict(self)
         return json.dumps(fields | {SEAL: _digest(fields)}, indent=1) + "\n"
 
@@ -238,7 +238,7 @@ class Moments:
 
 
 def _check_values(batch: SetRows, info: SetInfo, where: str, first: int) -> None:
-    """DataError at the first class, label, token, domain or split of a batch that has no name, or number that is not finite."""
+    """Raise DataError at the first class, label, token, domain or split without a name, or at a non-finite number."""
     limits = {"target": len(info.classes), "domain": len(info.domains), "split": len(SPLITS), "input": info.vocabulary}
     if info.target_type == "uint8":
         limits["target"] = 2
@@ -254,7 +254,7 @@ def _check_values(batch: SetRows, info: SetInfo, where: str, first: int) -> None
 
 
 def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
-    """DataError where a batch does not fit the set, or its columns each other."""
+    """Raise DataError for a batch that does not fit the set, or with inconsistent columns."""
     inputs, targets, row = batch.inputs, batch.targets, f"{info.name}, row"
     kind = "image" if info.is_images else "input"
     if not all(info.shape):

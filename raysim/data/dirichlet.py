@@ -134,7 +134,7 @@ def _first(
     most = max(1, BATCH_NUMBERS // (num_clients * len(totals))) if draw is cut else 1
 
     def draw_many(count: int) -> np.ndarray:
-        """(count, classes, clients): only `cut` can make several draws at once from the numbers of draws one by one."""
+        """(count, classes, clients): several draws at once; only `cut` gives the same numbers as single draws."""
         if draw is cut:
             return cut_many(sizes, num_clients, alpha, rng, count)
         return draw(sizes, num_clients, alpha, rng)[None]
@@ -164,7 +164,7 @@ def _first(
 
 
 def _is_hopeless(num_short: int, num_draws: int, num_clients: int) -> bool:
-    """Whether these draws show that nearly none succeeds.
+    """Whether the draws show that success is hopeless.
 
     The chance that all clients have enough is at most the product of the chances of each: shares of one whole are
     negatively associated.

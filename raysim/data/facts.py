@@ -55,7 +55,7 @@ def own_folder(root: Path, facts: Facts) -> Path:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    """Names; none of a folder that may not be read, such as lost+found of a disk."""
+    """Return names of subfolders; none for an unreadable folder, such as lost+found."""
     try:
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except PermissionError:

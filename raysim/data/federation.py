@@ -46,7 +46,7 @@ def build_all_shards(
     write: Write = write_serially,
     on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Path]:
-    """The folders with the manifests' shards: built once, whole or not at all, and reused by every run that needs them.
+    """Return the shard folders of manifests: built once, atomically, and reused by later runs.
 
     Runs that start together wait for the one that builds; a folder whose files are missing, cut short or unreadable is
     built again. Manifests of one set are built together: each row is read and preprocessed once for all of them.
@@ -93,7 +93,7 @@ def is_sound(folder: Path, manifest: Manifest) -> bool:
 
 
 def _counts_of(manifest: Manifest) -> dict[str, np.ndarray]:
-    """Of the ARRAYS those that a manifest has."""
+    """Return the optional ARRAYS of a manifest."""
     arrays = {name: getattr(manifest, name) for name in ARRAYS}
     return {name: values for name, values in arrays.items() if values is not None}
 
@@ -222,7 +222,7 @@ class Federation:
         return PreparedSet(path)
 
     def _need(self, name: str) -> None:
-        """Fetch a file to this node if missing or incomplete; processes of a node fetch it once."""
+        """Fetch a missing or incomplete file to this node, once per node."""
         if self._fetch is None or self._is_whole(name):
             return
         with FileLock(self.folder / f".{name}.lock"):

@@ -90,7 +90,7 @@ class OtherTest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows of the set: per client that trains, for the server's validation set (in its order) and for the test.
+    """Rows of a set: per training client, for the server's validation set (in order), and for the test.
 
     Attributes:
       class_counts: (num_clients, classes) int64; one column where the target is no class, as in all counts by class.
@@ -335,7 +335,7 @@ def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, 
 
 
 def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
-    """The test rows of another set, all rows where it has no official split, for a model of this set's classes.
+    """Return the test rows of another set (all rows without an official split), for a model of this set's classes.
 
     Raises:
       DataError: a class that this set does not have, other inputs or targets, or no test row.

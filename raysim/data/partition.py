@@ -103,7 +103,7 @@ def quantiles(
 def labels_each(
     labels: np.ndarray, num_clients: int, *, rng: Generator, labels_per_client: int, min_samples: int
 ) -> Parts:
-    """Every client has `labels_per_client` classes, and each class is cut evenly among the clients that have it.
+    """Give every client `labels_per_client` classes; each class is cut evenly among its clients.
 
     Li et al. 2022 (arXiv:2102.02079), section IV-A, "quantity-based label imbalance": client k has the class k modulo their
     number, so that each class is somebody's, and further ones at random.
@@ -212,7 +212,7 @@ def from_file(labels: np.ndarray, num_clients: int, *, owners: np.ndarray, min_s
 
 
 def joint(labels: np.ndarray, num_clients: int, *, min_samples: int) -> Parts:
-    """Centralised training: one client has everything, the upper bound that federated runs are compared with.
+    """Centralised training: a single client has all examples, the upper bound for federated runs.
 
     Its optimiser starts afresh in every round, as every client's does.
     """
@@ -321,7 +321,7 @@ OFFERED = ("rng", "domains", "targets", "min_samples", "seed")
 
 
 def find_scheme(name: str) -> Callable[..., object]:
-    """The function behind `module:function`, with its own options as its signature; raises LookupError."""
+    """Return the function of `module:function`, with its options as signature; raises LookupError."""
     return with_given(own_function(name, "partition"), NEEDED, OFFERED)
 
 

@@ -51,7 +51,7 @@ class SetDatasource(Datasource):
         return sum(window.size_bytes for window in self._windows)
 
     def get_read_tasks(self, parallelism: int, *limits: object, **more: object) -> list[ReadTask]:
-        """One task for each window, however many are asked for: a window is what fits into memory."""
+        """Run a task for each window, which is sized to fit into memory."""
         return [ReadTask(partial(_read, window), _metadata(window)) for window in self._windows]
 
 
@@ -156,7 +156,7 @@ def _reading(place: Placement) -> Placement:
 
 
 def _anywhere(num_tasks: int) -> Placement:
-    """Where tasks run that only compute: with the others on a single node, else on all nodes, for a CPU each if any is free."""
+    """Scheduling of compute-only tasks: on the same node for a single node, else on all nodes with free CPUs."""
     if _is_alone():
         return _on_this_node(num_tasks)
     cpus = int(ray.cluster_resources().get("CPU", 0))

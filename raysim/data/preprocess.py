@@ -1,4 +1,4 @@
-"""What is done to every image once, when its shard is written: a size, colours, a function of the user's own.
+"""Preprocessing of images, applied when shards are written: a size, colours, a user's function.
 
     def flatten_light(images, *, strength=1.0):    # images: (n, height, width, channels) uint8, not to be changed in place
         ...
@@ -63,7 +63,7 @@ class Preprocess:
         return bool(self.own) or self.fitted != self.original
 
     def to_json(self) -> dict[str, object]:
-        """Its fields; the type only where it makes inputs of another than images."""
+        """Return the fields; the type only for results other than images."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("input_type", "uint8")}
 
     def work(self, images: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ class Preprocess:
 
 
 def find_preprocess(name: str) -> Callable[..., object]:
-    """The function behind `module:function`, with its own options as its signature; raises LookupError."""
+    """Return the function of `module:function`, with its options as signature; raises LookupError."""
     return with_given(own_function(name, "preprocess"), ("images",))
 
 

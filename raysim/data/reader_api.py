@@ -99,7 +99,7 @@ class ReaderOptions:
         return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
 
     def of_rows(self, known: Sequence[str]) -> str:
-        """What decides what the rows are, as on the command line; empty: nothing was asked for.
+        """Return the options that decide the rows, as on the command line; empty for defaults.
 
         Args:
           known: the options that the reader heeds. Files of images have `resizing` for their size.
@@ -179,7 +179,7 @@ def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[st
 
 
 def need(path: Path, origin: str, md5: str | None = None) -> Path:
-    """The path of a source file that exists and has the published MD5; else DataError."""
+    """Return the path of an existing source file with the published MD5; raise DataError for other files."""
     expected = f" (MD5 {md5})" if md5 else ""
     if not path.is_file():
         raise DataError(f"missing file {path.name}{expected}", str(path.parent), f"get it from {origin}")
@@ -226,7 +226,7 @@ FROM = " from "
 
 
 def find_reader(name: str) -> Callable[..., object]:
-    """The function behind `module:function`, with its own options as its signature; raises LookupError."""
+    """Return the function of `module:function`, with its options as signature; raises LookupError."""
     return with_given(own_function(name, "reader"), (), ("files",))
 
 
@@ -269,7 +269,9 @@ def prepare_own(
 
 
 def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -> str:
-    """SHA-256 over what decides how a set comes out: the function's file, its options, and the state of the source files."""
+    """Return SHA-256 over the inputs of a user's reader: the function's file, options, and state of the source
+    files.
+    """
     digest = hashlib.sha256(json.dumps([read.__qualname__, options], sort_keys=True, default=str).encode())
     try:
         digest.update(Path(inspect.getfile(read)).read_bytes())
@@ -366,7 +368,7 @@ def array_contents(
 
 
 def _as_stored(x: np.ndarray, where: str) -> tuple[np.ndarray, bool]:
-    """(inputs in the form in which a set holds them, whether they are tokens). Raises DataError: other types or shapes."""
+    """Return (inputs in stored form, whether the inputs are tokens). Raises DataError: other types or shapes."""
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return x[..., None] if x.ndim == 3 else x, False
     if x.ndim == 2 and x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer):

@@ -53,7 +53,7 @@ class SetRows(NamedTuple):
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns that the batch has, under their names in the file, in its order."""
+        """Return the batch's columns under their file names, in order."""
         return {name: values for name, values in zip(KINDS, self, strict=True) if values is not None}
 
     @staticmethod
@@ -139,7 +139,7 @@ def in_batches(
 
 
 def batch_rows(shape: tuple[int, ...], itemsize: int = 1) -> int:
-    """Rows of a batch of inputs of this shape: 4096, fewer where that exceeds BATCH_BYTES, and at least 1.
+    """Return the rows of a batch of inputs with the given shape: 4096, fewer above BATCH_BYTES, at least 1.
 
     Raises:
       DataError: one input alone does not fit into memory.

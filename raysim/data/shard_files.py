@@ -82,7 +82,7 @@ class Window(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """Rows that were written: (n,) number of the file, place in it; (n, ...) target."""
+    """Written rows: (n,) number of the file and place in the file; (n, ...) target."""
 
     numbers: np.ndarray
     places: np.ndarray
@@ -116,7 +116,7 @@ class ShardPlan:
         return bool(self.preprocess.own) or any(source.shape != self.preprocess.shape for source in self.sources)
 
     def windows(self) -> Iterator[Window]:
-        """What is to be read: the windows that hold any wanted row."""
+        """Return the windows with any wanted row."""
         for source in self.sources:
             sizes = (source.shape, source.input_type), (self.preprocess.shape, self.preprocess.input_type)
             row_bytes = max(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in sizes)
@@ -196,7 +196,7 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
 
 
 def read_window(window: Window) -> pa.Table:
-    """Columns input, target and row (its number among those of all sources). The file is mapped, not copied."""
+    """Return columns input, target and row (its global number). The file is memory-mapped."""
     source = window.source
     records = []
     with explained("cannot read the set", source.path, "look at the file", pa.ArrowInvalid, OSError):
@@ -245,7 +245,7 @@ def _map_rows(file: ShardFile, inputs_at: int, inputs: np.ndarray, rows: np.ndar
 
 
 def _write_rows(file: ShardFile, inputs_at: int, inputs: np.ndarray, rows: np.ndarray, places: np.ndarray) -> None:
-    """Write inputs[rows] to these places (rising) of a file whose first input begins at byte `inputs_at`."""
+    """Write inputs[rows] to increasing places of a file whose inputs start at byte `inputs_at`."""
     size, limit = inputs[0].nbytes, max(1, WRITE_BYTES // inputs[0].nbytes)
     descriptor = os.open(file.path, os.O_WRONLY)
     try:
@@ -332,7 +332,7 @@ def _lay_out(file: ShardFile, info: SetInfo) -> None:
 
 
 def _blank(inputs: np.ndarray, info: SetInfo) -> dict[str, np.ndarray]:
-    """The columns of a file with these inputs, whose targets are not known yet."""
+    """Return the columns of a file with known inputs and unknown targets."""
     return {"input": inputs, "target": np.zeros((len(inputs), *info.target_shape), info.target_type)}
 
 

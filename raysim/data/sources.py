@@ -306,7 +306,7 @@ def prepare(
 
 
 def _check_resized(info: SetInfo, options: ReaderOptions) -> None:
-    """DataError where a set that is there was not resized as is now asked for."""
+    """Raise DataError for an existing set with another resizing."""
     if info.shape[:2] != (options.size, options.size) or info.resize not in ("", options.resizing):
         there = info.resize or " x ".join(map(str, info.shape[:2]))
         what = f"it is there with images of {there}, and {options.resizing} is asked for"
@@ -314,7 +314,7 @@ def _check_resized(info: SetInfo, options: ReaderOptions) -> None:
 
 
 def _counted(contents: Contents, folder: Path, on_progress: OnProgress) -> Iterator[SetRows]:
-    """The batches; DataError at the first one if the disk has no room for all of them."""
+    """Yield the batches; raise DataError at the first batch if the disk is too small for all."""
     done, count, free = 0, contents.num_examples, shutil.disk_usage(folder).free
     for batch in contents.batches:
         size_bytes = batch.inputs[:1].nbytes * (count or 0)

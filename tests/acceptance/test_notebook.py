@@ -19,6 +19,7 @@ from raysim.cli.terminal import Progress
 resources = {"backend": "serial", "trainers": 1, "threads_per_trainer": 1}
 Path("runs/a").mkdir(parents=True, exist_ok=True)
 Path("runs/a/env.json").write_text(json.dumps({"resources": resources}))
+Path("runs/a/config.yaml").write_text("progress: []")
 progress = Progress()
 progress.start(Path("runs/a"), 0, 3)
 for index in range(3):

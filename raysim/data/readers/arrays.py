@@ -1,4 +1,4 @@
-"""Readers of arrays: sets bundled with scikit-learn, MedMNIST and other .npz files, CIFAR, MNIST and its kin, STL-10.
+"""Readers of arrays: scikit-learn's bundled sets, MedMNIST and other .npz files, CIFAR, the MNIST family, STL-10.
 
 They stream what is stored unpickled.
 """
@@ -38,7 +38,7 @@ def read_digits(request: Request) -> Contents:
 
 
 def read_bundled(request: Request) -> Contents:
-    """A table of scikit-learn's as measured, under its name there: diabetes, breast_cancer, wine. Nothing is scaled."""
+    """A table bundled with scikit-learn, unscaled: diabetes, breast_cancer, wine."""
     from sklearn import datasets
 
     is_regression = request.name == "diabetes"
@@ -402,7 +402,7 @@ def _above(root: Path, folder: str) -> Path:
 
 
 def _download(request: Request, fetch: Callable[[], object]) -> None:
-    """Have the library fetch its files, if the user wants that."""
+    """Let the library download its files, if requested."""
     if request.options.download:
         what, mend = f"the download of {request.name} failed", f"fetch it from {request.origin}"
         with explained(what, request.root, mend, OSError, RuntimeError):

@@ -90,7 +90,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def _coordinates(draws: np.ndarray, size: int) -> tuple[Plane, Plane, np.ndarray]:
-    """Coordinates in each shape's own frame, where it spans about -1..1, and the width of a pixel there."""
+    """Return coordinates in each shape's frame, spanning about -1..1, and the width of a pixel in the frame."""
     grid = ((np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1)[None]
     scale = (0.5 + 0.25 * draws[:, 0])[:, None, None]
     room = 0.9 - scale[:, 0]

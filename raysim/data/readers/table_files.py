@@ -123,7 +123,7 @@ def _read(root: Path) -> TableRows:
 
 
 def _frame(path: Path) -> DataFrame:
-    """The rows of a file as pandas has them, with types that know missing values."""
+    """Read a file with pandas, with types that represent missing values."""
     import pandas as pd
 
     if not path.stat().st_size:
@@ -153,7 +153,7 @@ def _checked(frame: DataFrame, path: Path) -> DataFrame:
 
 
 def csv_frame(path: Path, **how: Any) -> DataFrame:
-    """A CSV file, with the delimiter that stands most often in its first line: comma, semicolon or tab.
+    """Read a CSV file; the delimiter is the most frequent of comma, semicolon and tab in the first line.
 
     Raises:
       ValueError, ParserWarning: no text, or rows that are longer than the header.
@@ -236,7 +236,7 @@ def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> TableRows
 
 
 def _check_names(table: TableRows, names: Sequence[str]) -> None:
-    """DataError for a target or a domain that is no column, or that is named twice."""
+    """Raise DataError for a target or domain without a column, or named twice."""
     columns, where = list(table.frame), str(table.files[0])
     for name in names:
         if name not in columns:
@@ -253,7 +253,7 @@ def _check_names(table: TableRows, names: Sequence[str]) -> None:
 def _without_missing(
     table: TableRows, inputs: Sequence[str], names: Sequence[str], options: ReaderOptions
 ) -> tuple[TableRows, str]:
-    """The table without rows that lack a value which nothing may fill in, and what was left out, in words."""
+    """Return the table without rows that lack a required value, and a text on the dropped rows."""
     gaps = table.frame[list(dict.fromkeys([*inputs, *names]))].isna()
     drops_all, drops_targets = options.missing == "drop", options.missing_target == "drop"
     for name in gaps.columns[gaps.any()]:
@@ -342,7 +342,7 @@ def _words(table: TableRows, name: str) -> Series:
 def _refuse_written_numbers(
     table: TableRows, name: str, kinds: Mapping[re.Pattern[str], tuple[str, str]] = WRITTEN_NUMBERS
 ) -> None:
-    """DataError for a column of words with a number that is written for people, or with words that differ by a blank."""
+    """Raise DataError for a column of words with formatted numbers, or with words that differ by blanks."""
     words = table.frame[name].astype(object).map(str, na_action="ignore").fillna("")
     for pattern, (kind, mend) in kinds.items():
         is_one = words.str.fullmatch(pattern).to_numpy(bool)
@@ -454,7 +454,7 @@ def _target(table: TableRows, targets: Sequence[str], asked: str | None) -> tupl
 
 
 def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
-    """The task that the columns of the target are for, where that is clear."""
+    """Return the task implied by the target's columns."""
     where = f"{table.files[0]}, --target {','.join(kinds)}"
     if len(kinds) == 1:
         ((name, kind),) = kinds.items()

@@ -184,7 +184,7 @@ def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: i
 
 
 def _refuse_loops(folder: Path) -> None:
-    """DataError where a link leads to a folder that is reached already: its images would be read again and again."""
+    """Raise DataError for a link to a folder already visited, whose images would be read again."""
     seen: set[str] = set()
     for path, _, _ in os.walk(folder, followlinks=True):
         real = os.path.realpath(path)
@@ -299,13 +299,13 @@ def read_table(request: Request) -> Contents:
 
 
 def _named(schema: pa.Schema) -> dict[str, str]:
-    """The columns that a table of others has -> their names in it; prepared sets say input and target."""
+    """Return standard column -> column of the table; prepared sets use input and target."""
     ours = {older: name for older, name in OLDER_NAMES.items() if name in schema.names}
     return {name: name for name in ("image", "label", "domain", "split") if name in schema.names} | ours
 
 
 def _check_types(schema: pa.Schema, path: Path) -> None:
-    """DataError for columns that would be cut, or read as something else than they are."""
+    """Raise DataError for columns of unsupported types."""
     columns = _named(schema)
     for name in sorted({"label", "domain", "split"} & columns.keys()):
         kind = schema.field(columns[name]).type
