@@ -72,7 +72,7 @@ def finished_run(
     on_start: Callable[[Path, int, int], None] = lambda *_: None,
     on_round: Callable[[RoundRecord], object] = lambda _: None,
 ) -> Run:
-    """Check a configuration, run it to its end, and return the run. Raises as `checked_run`; RaysimError: as `execute`."""
+    """Check a configuration, run to the end, and return the run. Raises as `checked_run`; RaysimError: as `execute`."""
     folders: list[Path] = []
 
     def start(folder: Path, first_round: int, num_rounds: int) -> None:
@@ -105,7 +105,7 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
 
 
 def _of_other_verbs(raw: Settings) -> list[Fault]:
-    """Groups that are another verb's, where they set something, and metrics that a report will not find."""
+    """Yield faults of settings for other verbs, and of metrics that a report will not find."""
     from raysim.tuning.metrics import report_faults
 
     config, _ = parse_config(raw)

@@ -103,7 +103,7 @@ class CheckpointStore:
         return target
 
     def latest(self, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-        """The newest checkpoint that is sound, or None where there is none at all. Damaged ones are put aside.
+        """Return the newest sound checkpoint, or None without any. Damaged checkpoints are moved aside.
 
         Args:
           say: says a line for each damaged one.
@@ -145,7 +145,7 @@ class CheckpointStore:
         return Checkpoint(fields["next_round"], snapshot, memories, fields["records"])
 
     def read_memory(self, path: Path) -> Packed:
-        """Packed memory of one client, of the checkpoint that was read last.
+        """Return a client's packed memory from the checkpoint read last.
 
         Raises:
           RaysimError: it changed since then.
@@ -205,7 +205,7 @@ def _read_tree(path: Path, digest: str) -> Packed:
 
 
 def _verified(path: Path, digest: str) -> tuple[bytes, bytes]:
-    """The bytes of both files of a tree. Raises ValueError: they are not those that were written."""
+    """Return the bytes of a tree's two files. Raises ValueError: checksums differ."""
     values, skeleton = (path.with_suffix(suffix).read_bytes() for suffix in SUFFIXES)
     if _joint_digest((values, skeleton)) != digest:
         raise ValueError(f"{path.name} has changed since it was written")

@@ -109,7 +109,7 @@ def take_update(
 def take_reports(
     phase: Phase, views: Mapping[str, ClientView], vectors: RoundVectors, client: int, layout: Layout
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """(method name -> what it reports in small, (1, ...); vector name -> peaks). Vectors are kept in `vectors`.
+    """Return (method name -> small reports, (1, ...); vector name -> peaks). Vectors are kept in `vectors`.
 
     All are copies: a hook may return a view of the model, which the next client trains.
     """
@@ -150,7 +150,7 @@ def take_memory(phase: Phase, views: Mapping[str, ClientView], layout: Layout, s
 
 @contextmanager
 def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
-    """What a client raises becomes an error that names the client.
+    """Turn an error of a client into an error that names the client.
 
     Lack of memory is apart: another trainer may have more of it, so the pool can try again. All else would fail again.
     """

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Round:
-    """A round's message as this process uses it: copied to the device once, however many tasks arrive."""
+    """A round's message in a process, copied to the device once for all tasks."""
 
     def __init__(self, message: RoundMessage, phase: Phase, device: torch.device):
         self.message, self.phase, self.index = message, phase, message.round_index

@@ -179,7 +179,7 @@ class Cohort:
         return [unpack(answer) for answer in self._pool.on_columns(request, parts, cuts)]
 
     def _parts(self) -> Iterator[tuple[TaskResult, np.ndarray, Tensor]]:
-        """(result, kept rows in it, their places among the kept clients) for each task result that has any."""
+        """Return (result, kept rows, places among the kept clients) for each task result with kept rows."""
         place_among_kept = np.cumsum(self.is_kept) - 1
         for result in self._results:
             positions = np.searchsorted(self.clients, result.reports.client)

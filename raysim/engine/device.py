@@ -22,7 +22,7 @@ WITHOUT_FLOAT64 = ("mps",)
 
 
 def accelerator() -> str:
-    """Type of the device that PyTorch can train on here: "cuda" (also AMD's cards), "xpu" ...; "cpu" where there is none.
+    """Return the type of the training device: "cuda" (also AMD's cards), "xpu" ...; "cpu" without an accelerator.
 
     Apple's GPUs ("mps") have no float64, which updates are summed in: there trainers use the CPU.
     """
@@ -102,7 +102,9 @@ class DeviceData:
         return Examples(self._shift.of_client(examples.inputs, client), examples.targets)
 
     def held_out(self, name: str) -> Examples:
-        """The "test" set, the "validation" set, "unseen" clients one after the other, or "test-NAME", a further test set."""
+        """Return a held-out set: "test", "validation", "unseen" (clients concatenated), or a further test set
+        "test-NAME".
+        """
         if name not in self._held_out:
             examples = self._examples(*self.federation.held_out(name))
             if self._shift is not None and name in ("test", "validation", "unseen"):

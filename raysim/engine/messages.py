@@ -48,12 +48,12 @@ def packed_copy(value: Value) -> Value:
 
 
 def unpack(value: Value, device: torch.device | str = "cpu") -> Value:
-    """The reverse, with copies: what comes out may be written, what lies in the object store may not."""
+    """Unpack with copies, since objects in the object store are read-only."""
     return map_leaves(lambda x: torch.from_numpy(x.copy()).to(device) if isinstance(x, np.ndarray) else x, value)
 
 
 def readonly_tensor(array: np.ndarray) -> Tensor:
-    """A tensor over an array that may be read-only (memory-mapped or from the object store). Never write to it."""
+    """Return a tensor over a possibly read-only array (memory-mapped or from the object store). Never write to it."""
     _hear_warning()
     return torch.from_numpy(array)
 
@@ -163,7 +163,7 @@ class Reports:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A finished task: its reports are here; where its vectors and the clients' new memories lie only the pool knows."""
+    """A finished task: reports; the pool knows the place of vectors and new memories."""
 
     reports: Reports
     place: Handle

@@ -1,4 +1,4 @@
-"""The protocol between the server and its trainers; and the pool of a single one, which needs no Ray."""
+"""Protocol between the server and its trainers, and a pool with a single trainer in the same process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Answer = TypeVar("Answer")
 
 
 class Pool(Protocol):
-    """What the server asks of its trainers: train, call where results lie, call on slices of a held-out set.
+    """Requests of the server to its trainers: train, call where results lie, call on slices of a held-out set.
 
     `call` is a function of `Trainer`; the pool decides which trainer runs it.
     """
 
     def begin_round(self) -> int:
-        """How many trainers a round that begins now can be planned for; at least one."""
+        """Number of trainers for planning the next round; at least one."""
         ...
 
     def take_counts(self) -> PoolCounts:
-        """What was used since this was last asked."""
+        """Return the usage since the last call."""
         ...
 
     def take_notes(self) -> list[str]:
@@ -66,7 +66,7 @@ class Pool(Protocol):
     def on_columns(
         self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
     ) -> list[Packed]:
-        """One answer a cut, in their order, from `request.function` of these columns of all clients' updates.
+        """Return an answer per cut, in order, of `request.function` on the columns of all clients' updates.
 
         A block of columns is brought together where it is worked on; few are in flight at a time.
         """
@@ -75,12 +75,12 @@ class Pool(Protocol):
     def on_slices(
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
-        """One answer a slice, in their order, from call(trainer, point, request, slices) -> an answer for each of its own."""
+        """Return an answer per slice, in order, from call(trainer, point, request, slices)."""
         ...
 
 
 class SerialPool:
-    """A `Pool` with one trainer in this process, the reference for Ray's pools in tests.
+    """A `Pool` with a single trainer in this process, the reference for Ray's pools in tests.
 
     The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves.
     """

@@ -61,7 +61,7 @@ class FederationSizes:
 
     @cached_property
     def cells(self) -> np.ndarray:
-        """(N, domains, classes) float64 training examples; one domain where the set has none. Every evaluation takes them."""
+        """(N, domains, classes) float64 training examples; a single domain for a set without domains."""
         return (self.class_counts[:, None] if self.domain_counts is None else self.domain_counts).astype(np.float64)
 
 
@@ -142,7 +142,7 @@ def evaluation(
     metrics: Mapping[str, Metric],
     task: Task = CLASSES,
 ) -> tuple[dict[str, float], np.ndarray | None]:
-    """All metrics of a global model, and the confusion matrix of the test set if there is one.
+    """Return all metrics of a global model, and the confusion matrix of the test set, if any.
 
     Args:
       scores: on the held-out sets "validation", "test", "unseen" and "test-NAME".
@@ -207,7 +207,7 @@ def _of_test_set(score: Score, sizes: FederationSizes, task: Task) -> dict[str, 
 
 
 def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
-    """Mean, worst, and the score that a tenth of the clients is worse than; nothing where no client has one."""
+    """Return mean, worst and lower-decile score of the clients; empty without scores."""
     scored = scores[~np.isnan(scores)]
     if not len(scored):
         return {}

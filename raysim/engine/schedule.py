@@ -26,7 +26,7 @@ TASKS_PER_TRAINER = 2
 
 @dataclass(frozen=True)
 class ClientBlock:
-    """Some clients of a cohort that are always trained together, in order. work: optimiser steps."""
+    """Clients of a cohort that are trained together, in order. work: optimiser steps."""
 
     index: int
     clients: tuple[int, ...]
@@ -39,7 +39,7 @@ Queues = Sequence[Sequence[Sequence[ClientBlock]]]
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of rounds with one list of methods and one kind of local work.
+    """Consecutive rounds with the same methods and the same kind of local work.
 
     Attributes:
       sampling: of cohorts, see `choose_cohort`.
@@ -61,7 +61,7 @@ class Phase:
         return Stack(self.methods)
 
     def share_of(self, client: int, seed: int, round_index: int) -> float:
-        """The share of its work that a client does in a round: 1, or for a straggler uniform in [straggler_work, 1)."""
+        """Return a client's share of its work in a round: 1, or for a straggler uniform in [straggler_work, 1)."""
         if self.stragglers == 0:
             return 1.0
         rng = numpy_generator(derive_seed(seed, "straggler", round_index, client))
@@ -104,12 +104,12 @@ def choose_cohort(
 
 
 def crowd_of(method: str, population: int, seed: int) -> Crowd:
-    """All clients, as a method may draw some of them: the same at the server and at every trainer. seed: of the run."""
+    """All clients, for a method that draws a fixed subset; equal at the server and all trainers. seed: of the run."""
     return Crowd(population, derive_seed(seed, f"crowd/{method}"))
 
 
 def without_dropouts(clients: np.ndarray, dropout: float, *, seed: int, round_index: int) -> np.ndarray:
-    """The clients of a cohort that do not drop out, ascending; at least one.
+    """Return the clients of a cohort without dropouts, ascending; at least one.
 
     Args:
       dropout: chance of each client, in [0, 1); drawn per round and client, so another cohort changes nobody's fate.
@@ -138,7 +138,7 @@ def cut_blocks(clients: Sequence[int], work: Sequence[int], first: int = 0) -> l
 
 
 def assign_blocks(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list[list[ClientBlock]]]:
-    """For each trainer its queue of tasks, each some blocks: longest work first to the least loaded trainer.
+    """Return each trainer's queue of tasks: longest work first to the least loaded trainer.
 
     How blocks are grouped may depend on the trainers at hand, since the fold is exact in any grouping.
     """
@@ -152,7 +152,7 @@ def assign_blocks(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list
 
 
 def _cut(items: Sequence[T], work: Sequence[int], count: int) -> list[list[T]]:
-    """Items in about `count` groups of neighbours: a group ends once it has its share of all the work."""
+    """Split items into about `count` groups of neighbours with similar work."""
     groups: list[list[T]] = []
     target, amount = sum(work) / count, 0
     for item, more in zip(items, work, strict=True):

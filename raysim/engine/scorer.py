@@ -34,7 +34,7 @@ SLICE_ROWS, SLICES, FEWEST_ROWS = 512, 8, 64
 
 
 def slices_of(name: str, count: int, batch_size: int) -> list[Slice]:
-    """A held-out set in slices that share out well: whole batches, or equal parts of one where the set has few.
+    """Cut a held-out set into slices of whole batches, or into equal parts for a small set.
 
     They depend on the set's size and the batch size alone, never on the trainers, so that sums of losses have the same
     bits.
@@ -128,7 +128,7 @@ class Scorer:
         *,
         names: Iterable[str] | None = None,
     ) -> dict[str, Score]:
-        """Scores of a model on the held-out sets that have examples, or on those named.
+        """Return a model's scores on the named held-out sets, by default on all sets with examples.
 
         Args:
           state: [num_state].

@@ -152,7 +152,7 @@ class Server:
         return message, start
 
     def _trained(self, phase: Phase, message: RoundMessage, start: Tensor) -> Cohort:
-        """Choose a cohort and train it; those whom a method makes wait train once the others have."""
+        """Choose a cohort and train it; latecomers train after the other clients."""
         round_index, population = message.round_index, len(self.sizes.examples)
         clients = choose_cohort(
             population, phase.cohort_size, seed=self.seed, round_index=round_index, sampling=phase.sampling
@@ -182,7 +182,7 @@ class Server:
         return cohort
 
     def crowd(self, method: str) -> Crowd:
-        """All clients, as a method may draw some of them."""
+        """Return all clients, for a method that draws a fixed subset."""
         return crowd_of(method, len(self.sizes.examples), self.seed)
 
     def _sound(self, results: Sequence[TaskResult], round_index: int) -> Cohort:
@@ -193,7 +193,7 @@ class Server:
         return cohort
 
     def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int = 0) -> Queues:
-        """Cut clients into client blocks, of which the first has that index, and give each trainer its tasks."""
+        """Cut clients into client blocks, numbered from an index, and assign tasks to trainers."""
         work = [
             # One more than its steps: a client without any must be loaded and measured all the same.
             1 + phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
@@ -262,7 +262,7 @@ class Server:
         return evaluation(self.scorer.scores(self.state, self.counters), self.sizes, self.metrics, self.task)[0]
 
     def _is_due(self, round_index: int) -> bool:
-        """Whether this round is one to evaluate: every so many, and the last."""
+        """Whether to evaluate in this round: every n-th, and the last."""
         is_due = self.evaluate_every > 0 and (round_index + 1) % self.evaluate_every == 0
         return is_due or round_index + 1 == self.num_rounds
 
@@ -271,7 +271,7 @@ class Server:
         return Snapshot(pack(self.state), dict(self.counters), pack(self.method_state))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot; client memories follow one by one."""
+        """Continue from a snapshot; client memories follow separately."""
         self.state = unpack(snapshot.state)
         self.counters = dict(snapshot.counters)
         self.method_state = unpack(dict(snapshot.methods))
@@ -282,7 +282,7 @@ class Server:
         self._memories[client] = self.pool.put(memory)
 
     def changed_clients(self) -> list[int]:
-        """Clients whose memory changed since this was last asked."""
+        """Return the clients whose memory changed since the last call."""
         # Asking empties the list: a checkpoint writes a memory once for each change, not in every checkpoint.
         changed, self._changed = sorted(self._changed), set()
         return changed

@@ -26,7 +26,7 @@ from raysim.training.evaluate import Score
 
 
 class Holder(Protocol):
-    """What the views of a round need of the server that holds the global model."""
+    """Parts of the server that the views of a round use."""
 
     layout: Layout
     seed: int
@@ -85,7 +85,7 @@ class ServerViews:
         return dict.fromkeys((leaf.name for leaf in self.server.layout.shared), normalised(scores))
 
     def of(self, method: str, weights: Weights) -> ServerView:
-        """The round as one method sees it. weights: so far."""
+        """Return a method's view of the round. weights: so far."""
         server, cohort = self.server, self.cohort
         clients, (_, phase) = cohort.kept(cohort.clients), server.phase_of(self.round_index)
 

@@ -154,7 +154,7 @@ def _ended_in_between(received: list[int], next_saved: Callable[[], int]) -> Ite
 
 @contextmanager
 def collected_signals(on_first: Callable[[], None] = lambda: None, *, grace_s: float = 0.0) -> Iterator[list[int]]:
-    """Collect SIGTERM, SIGINT and SIGHUP instead of dying of them; a second one takes effect at once.
+    """Collect SIGTERM, SIGINT and SIGHUP; a second signal takes effect at once.
 
     What is ignored stays so: SIGHUP is, under nohup.
 

@@ -254,7 +254,7 @@ class Trainer:
         return float(self.task.finish(self.task.values(score.columns).mean()))
 
     def fold(self, request: FoldRequest, parts: Sequence[TaskClients]) -> np.ndarray:
-        """(entries of the leaves,) float64: partial exact sum of a vector over some clients of each of some tasks."""
+        """Return (entries of the leaves,) float64: partial exact sum of a vector over clients by task."""
         total: Tensor | None = None
         leaves = self.layout.leaves[request.first : request.last]
         layout, start, end = self.layout.part(request.first, request.last), leaves[0].offset, leaves[-1].end
@@ -266,7 +266,7 @@ class Trainer:
         return total.numpy()
 
     def map_updates(self, request: MapRequest, parts: Sequence[TaskClients]) -> list[Packed]:
-        """function(update [num_params], shared) for some clients of each of some tasks."""
+        """Call function(update [num_params], shared) for clients by task."""
         shared, size = unpack(request.shared), self.layout.num_params
         updates = [update for part in parts for update in self._vectors.of("update", part.clients.tolist())]
         # A copy: a function may write to its argument, or return it; the row is needed again.
@@ -313,7 +313,7 @@ class Trainer:
             yield
 
     def limit_memory(self, share: float) -> None:
-        """Keep this process to a share of its device's memory; no-op on a CPU."""
+        """Limit this process to a share of the device's memory; no-op on a CPU."""
         limit_memory(self.device, share)
 
 

@@ -32,7 +32,7 @@ def environment(resources: Mapping[str, object]) -> Settings:
 
 
 def gpu_names() -> list[str]:
-    """The accelerators that this process sees: GPUs of NVIDIA, AMD, Intel or Apple."""
+    """Return the visible accelerators: GPUs of NVIDIA, AMD, Intel or Apple."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     name_of = getattr(torch.get_device_module(device), "get_device_name", lambda _: str(device))
     return [name_of(index) for index in range(torch.accelerator.device_count())]

@@ -47,7 +47,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:
-    """Digest of what a file holds, as hexadecimal digits. kind: a name that hashlib knows. Raises OSError; for a device, too."""
+    """Return a file's digest as hexadecimal digits. kind: a name of hashlib. Raises OSError, also for a device."""
     with open(regular_file(path), "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Folders on any file system that pyarrow knows by a URI: listed, read, written, with limits to how long that may take."""
+"""Folders on pyarrow's file systems: list, read and write, with time limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A folder on a file system of pyarrow's. Names are relative to it. Every method may raise one of FAILURES."""
+    """A folder on a pyarrow file system. Names are relative. Every method may raise FAILURES."""
 
     system: fs.FileSystem
     path: str
@@ -54,7 +54,7 @@ class RemoteFolder:
         return {info.path[start:]: (info.size, info.mtime_ns or 0) for info in found if info.type == fs.FileType.File}
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None if it is not there."""
+        """Return a small file's content; None if missing."""
         if self.system.get_file_info(f"{self.path}/{name}").type != fs.FileType.File:
             return None
         with self.system.open_input_stream(f"{self.path}/{name}") as file:
@@ -121,7 +121,7 @@ def remote_folder(uri: str) -> RemoteFolder:
 
 
 def reached_folder(uri: str) -> RemoteFolder:
-    """The folder at a URI, whose bucket is there and can be listed.
+    """Return the folder at a URI, after checking that its bucket exists and is readable.
 
     Raises:
       DataError: it is not, or there is no answer in time.
@@ -148,7 +148,7 @@ def _explained(uri: str) -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _limited(uri: str) -> tuple[fs.FileSystem, str]:
-    """pyarrow's file system and path for a URI, with limits to its waiting where it has any."""
+    """Return pyarrow's file system and path for a URI, with time limits where supported."""
     parts = urlsplit(uri)
     query = parse_qs(parts.query)
     if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in query:
@@ -195,7 +195,7 @@ def is_hidden(name: str) -> bool:
 
 
 def changed(now: Mapping[str, Stamp], before: Mapping[str, Stamp | None]) -> list[str]:
-    """Names of files that are new or other ones."""
+    """Return names of new or changed files."""
     return [name for name, stamp in now.items() if before.get(name) != stamp]
 
 

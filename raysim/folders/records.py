@@ -29,7 +29,7 @@ class RecordChain:
         self.links: dict[str, str] = {}
 
     def add_row(self, kind: str, row: Mapping[str, str]) -> None:
-        """A row of a table. Empty cells do not count: columns that come later fill earlier rows with them."""
+        """A row of a table. Empty cells are ignored, since later columns add empty cells to earlier rows."""
         filled = {name: text for name, text in row.items() if text}
         self._add(kind, json.dumps(filled, sort_keys=True))
 

@@ -47,19 +47,19 @@ MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAIL
 
 @dataclass(frozen=True)
 class Status:
-    """How a run ended, if it did; message: the first line of its mark's file."""
+    """End of a run, if any; message: first line of the mark's file."""
 
     name: Name
     message: str = ""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its end, its own or a scheduler's."""
+        """Whether the run ended, by itself or by a scheduler."""
         return self.name in ("completed", "stopped")
 
 
 def changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
-    """(key, before, now) of what differs between two configurations and may not: the result depends on it."""
+    """Yield (key, before, now) of differences between configurations that change the result."""
     for key in now:
         old, new = before.get(key), now[key]
         if key in FREE_KEYS or old == new:
@@ -131,7 +131,7 @@ class RunFolder:
 
     @staticmethod
     def below(path: Path) -> list[RunFolder]:
-        """Every run at or below a folder, by its path; hidden folders (Ray Tune's) and those inside of runs are left out."""
+        """Yield every run at or below a folder, by path, without hidden folders and folders inside runs."""
         found = []
         for folder, inner, _ in os.walk(path):
             inner[:] = [name for name in inner if name not in ("checkpoints", "arrays") and not name.startswith(".")]
@@ -145,7 +145,7 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run began here: it has a configuration, or at least a mark of how it ended."""
+        """Whether a run began here: the folder has a configuration or a mark."""
         return self.config.exists() or any((self.path / mark).exists() for mark in MARKS)
 
     def picture(self, name: str) -> Path:
@@ -162,13 +162,13 @@ class RunFolder:
         return Status("unfinished")
 
     def mark(self, mark: Mark, message: str = "") -> None:
-        """Write COMPLETED, STOPPED or FAILED. COMPLETED seals the results: its other lines are their SHA-256."""
+        """Write COMPLETED, STOPPED or FAILED. COMPLETED also seals the results with their SHA-256."""
         if mark == "COMPLETED":
             message = f"{message}\n{self._seal()}"
         write_file(self.path / mark, message.encode())
 
     def seal_records(self) -> None:
-        """Seal the records of a run that a scheduler ends; the process that marks the run as STOPPED may be another."""
+        """Seal the records of a run that a scheduler ends, before the run is marked as STOPPED."""
         write_file(self.seal, self._seal().encode())
 
     def _seal(self) -> str:
@@ -219,7 +219,7 @@ class RunFolder:
         return dict(written_yaml(regular_file(self.config).read_text()))
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """The whole configuration; of values that only Python can give it has the names, and says so at the top."""
+        """Write the whole configuration; Python values are replaced by names, with a note at the top."""
         note = note_of_values(config)
         head = f"# {note}.\n" if note else ""
         write_file(self.config, (head + yaml.safe_dump(dict(config), sort_keys=False)).encode())
@@ -227,7 +227,7 @@ class RunFolder:
             seal_again(self.path, seal, self.config)
 
     def read_json(self, path: Path) -> Settings:
-        """One of the JSON files. Raises OSError, ValueError; DataError: it was changed since the run is finished."""
+        """Read a JSON file. Raises OSError, ValueError; DataError: changed after the run finished."""
         self.check_unchanged(path)
         content: Any = read_json(path)
         return dict(content)
@@ -273,7 +273,7 @@ class RunFolder:
         return pa.table({name: _column(values) for name, values in everything.items()})
 
     def append_clients(self, table: pa.Table) -> Path:
-        """Add a part with rows of some rounds (column "round"), durably; its path."""
+        """Add a durable part with rows of some rounds (column "round"); return the path."""
         rounds = table.column("round")
         first, last = pc.min(rounds).as_py(), pc.max(rounds).as_py()
         part = self.clients / f"rounds-{first:06d}-{last:06d}.parquet"
@@ -304,7 +304,7 @@ class RunFolder:
                     self.append_clients(kept)
 
     def write_arrays(self, round_index: int, arrays: Mapping[str, np.ndarray]) -> Path:
-        """arrays/round_00012.npz: what methods logged in a round; its path."""
+        """Write arrays/round_00012.npz, the arrays logged in a round; return the path."""
         self.arrays.mkdir(exist_ok=True)
         path = self.arrays / f"round_{round_index:05d}.npz"
         # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
@@ -312,7 +312,7 @@ class RunFolder:
         return path
 
     def array_files(self) -> dict[int, Path]:
-        """Round -> its arrays, for every round that has any, in their order."""
+        """Return round -> arrays, for rounds with arrays, in order."""
         paths = {int(path.stem.removeprefix("round_")): path for path in self.arrays.glob("round_*.npz")}
         return dict(sorted(paths.items()))
 

@@ -1,4 +1,4 @@
-"""Runs whose storage is a URI: they work in a local folder, which is sent there at every checkpoint.
+"""Runs with storage at a URI: a local folder is sent to the URI at every checkpoint.
 
 What lies at the URI can be gone on from at any time: the files of a checkpoint travel after the records of its rounds and
 before the file that makes it whole; what it replaces is deleted, and an end is marked, after that. Only what changed
@@ -52,7 +52,7 @@ def storage_faults(storage: str) -> list[Fault]:
 
 
 def open_run_folder(config: Config, say: Say) -> tuple[RunFolder, StoredRun | None]:
-    """The local directory of a run and, where its storage is a URI, what keeps the two alike.
+    """Return the local directory of a run and, for a URI, the synchronisation.
 
     Raises:
       ConfigError: the directory cannot be made, or the storage cannot be reached.
@@ -97,7 +97,7 @@ class StoredRun:
         self._is_slow = False  # and that was said
 
     def pull(self) -> None:
-        """Make the local folder hold the newest state of the run. What another process changed goes before what is here.
+        """Bring the local folder to the newest state. Changes of another process take precedence.
 
         Raises:
           ConfigError: the storage failed.
@@ -150,7 +150,7 @@ class StoredRun:
         self._is_lost = False
 
     def push_once(self) -> None:
-        """Send what changed where the run ends by an error, which must be told and not another one."""
+        """Send changes when a run ends by an error, without raising another error."""
         if not self._is_lost:
             try:
                 self._push()
@@ -215,7 +215,7 @@ class StoredRun:
                 path.unlink()
 
     def _mirror(self, there: Mapping[str, Stamp]) -> None:
-        """Fetch what is there to the empty local folder."""
+        """Fetch the remote files into the empty local folder."""
         folder = self._folder.path
         names = [name for name in _whole_parts(there) if not is_hidden(name)]
         if names:
@@ -282,7 +282,7 @@ _PART = re.compile(r"clients\.parquet/rounds-(\d+)-(\d+)\.parquet")
 
 @contextmanager
 def _as_fault() -> Iterator[None]:
-    """A storage that fails before the run has begun is a fault in what the user gave."""
+    """Turn a storage failure before the start into a fault of the configuration."""
     try:
         yield
     except DataError as error:
@@ -298,14 +298,14 @@ def run_place(storage: str, name: str) -> str:
 
 
 def address(folder: Path, storage: str) -> str:
-    """The URI of the run that works in a local folder; empty if it has none."""
+    """Return the URI of a run's local folder; empty without a URI."""
     if not is_uri(storage):
         return ""
     return joined(storage, folder.relative_to(folder_of(storage, "runs")).as_posix())
 
 
 def local_copy(place: str | Path) -> Path:
-    """A folder itself; for a URI, a local folder with what runs have left there, brought up to date, without checkpoints.
+    """Return a folder unchanged; for a URI, an up-to-date local copy without checkpoints.
 
     Raises:
       DataError: the URI cannot be read, or the place is neither text nor a path.
@@ -325,7 +325,7 @@ def report_folder(places: Sequence[str]) -> Path | None:
 
 
 class Copy:
-    """What runs and sweeps left at a place, for reading: a folder itself, or a local copy of what lies at a URI.
+    """Results of runs and sweeps at a place, for reading: the folder, or a local copy for a URI.
 
     Attributes:
       folder: the local folder.
@@ -337,7 +337,7 @@ class Copy:
         self._state = self.folder / ".copy.json"
 
     def fetch(self, below: str = "") -> None:
-        """Bring the copy, or one folder of it, up to date. Raises DataError: the file system failed."""
+        """Update the copy, or a folder of the copy. Raises DataError: the file system failed."""
         if self._remote is None:
             return
         with self._known() as known:
@@ -357,7 +357,7 @@ class Copy:
                 known[name] = [there[name] if now - there[name][1] > 60e9 else None, here[name]]
 
     def send(self) -> None:
-        """Send what was written to the copy since it was fetched. Raises DataError: the file system failed."""
+        """Send files written to the copy since the last fetch. Raises DataError: the file system failed."""
         if self._remote is None:
             return
         with self._known() as known:
@@ -368,7 +368,7 @@ class Copy:
 
     @contextmanager
     def _known(self) -> Iterator[dict[str, list[Stamp | None]]]:
-        """File -> its stamps there and here when the two were alike; kept when the block ends well."""
+        """Return file -> stamps (there, here) at the last synchronisation; saved if the block succeeds."""
         assert self._remote is not None
         mend = "see to its server, credentials and network, and to the local disk"
         with explained("cannot copy", self._remote.uri, mend, *FAILURES):

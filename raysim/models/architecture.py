@@ -47,7 +47,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything that determines a model and its initial values, besides the seed.
+    """Specification of a model and its initial values, without the seed.
 
     Attributes:
       num_classes: outputs for an example, or for a token: classes, labels, regression targets, next tokens.

@@ -1,5 +1,4 @@
-"""From a specification to a module, with its initial values or its structure alone, and from a trained state to a
-file."""
+"""From a specification to a module with initial values, or without values, and from a trained state to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision transformers, and every other classifier that timm knows by name."""
+"""Vision transformers, and all other classifiers of timm by name."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def with_whole_path(name: str) -> str:
 
 
 def model_files(name: str) -> list[Path]:
-    """Return the configuration and weight files of a `transformers:` name, all in one folder; else none."""
+    """Return the configuration and weight files of a `transformers:` name, or no files."""
     if not name.startswith(PREFIX):
         return []
     path = _path_of(name)
@@ -157,7 +157,7 @@ def _untie_(module: nn.Module) -> None:
 
 
 def _make_linear_(module: nn.Module) -> None:
-    """Put nn.Linear in the place of GPT-2's own kind of linear layer, whose weight is [in, out]: methods and adapters know it."""
+    """Replace GPT-2's linear layers, with weights [in, out], by nn.Linear, for methods and adapters."""
     conv1d = library("transformers.pytorch_utils").Conv1D
     for name, layer in list(module.named_modules()):
         if isinstance(layer, conv1d):

@@ -1,4 +1,4 @@
-"""Pretrained weights: from a file, or from the library that made them."""
+"""Pretrained weights from a file or a library."""
 
 from __future__ import annotations
 

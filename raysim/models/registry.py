@@ -83,7 +83,7 @@ def own_architecture(name: str) -> Architecture:
 
 
 def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
-    """Path of a classifier that the model does not name: its last nn.Linear with an output for each class.
+    """Return the path of an undeclared classifier: the last nn.Linear with an output for each class.
 
     Raises:
       ConfigError: there is none.

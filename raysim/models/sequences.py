@@ -70,7 +70,7 @@ def recurrent(
 
 
 class CausalAttention(nn.Module):
-    """Attention of each token to itself and those before it.
+    """Causal attention: each token attends to itself and earlier tokens.
 
     Attributes:
       dropout: of the attention weights, in training.
@@ -169,7 +169,7 @@ def gpt(
 
 
 def _of(per: Per, x: Tensor) -> Tensor:
-    """(B, length, width) -> what gets an answer: all of it, or the last position (B, width)."""
+    """Select the positions to classify from (B, length, width): all, or the last (B, width)."""
     return x if per == "token" else x[:, -1]
 
 

@@ -118,7 +118,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration that was checked as far as it can be without starting anything.
+    """A configuration, checked as far as possible without starting anything.
 
     Attributes:
       info: the set, with the shape of its images after `data.preprocess`.
@@ -170,7 +170,7 @@ class Plan:
         return next((method.name for method in self.methods if method.is_phase), "")
 
     def recipe(self, made: Made, *, num_threads: int = 1, wants_gpu: bool = False) -> Recipe:
-        """What crosses to the processes of this run."""
+        """Return the recipe for the processes of this run."""
         config, given = self.config, self.config.model.pretrained
         places = {"name": with_whole_path(config.model.name)}  # actors may have another working directory
         if given not in (None, "default"):
@@ -198,7 +198,7 @@ def main_metric(config: Config) -> str:
 
 
 def model_spec(config: Config, info: SetInfo) -> ModelSpec:
-    """The model's view of the configuration; keys of the model group that are not raysim's are its options.
+    """Return the model specification of a configuration; unknown keys of the model group are options of the model.
 
     Args:
       info: of the set as it is stored; the model gets the shape of the inputs made of it.
@@ -211,7 +211,7 @@ def model_spec(config: Config, info: SetInfo) -> ModelSpec:
 
 
 def with_weights(spec: ModelSpec, made: Made | None) -> ModelSpec:
-    """The specification with the weights where this process can read them: the file, or a copy from the driver's node."""
+    """Return the specification with local weights: the file, or a copy from the driver's node."""
     if made is None or not made.weights.path:
         return spec
     if not made.node:
@@ -257,7 +257,7 @@ def input_transform(config: Config, info: SetInfo, *, channels_last: bool = Fals
 
 
 def feature_shift(config: Config) -> Shift | None:
-    """The shift of the configuration; raises LookupError where there is none of that name."""
+    """Return the configured shift; raises LookupError for an unknown name."""
     name, options = name_and_options(config.data.shift)
     if name == "none":
         return None
@@ -276,7 +276,7 @@ def local_settings(config: Config) -> LocalSettings:
 
 
 def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
-    """The rounds of the run, then one round with all clients and no local step for each method that is a phase."""
+    """Return the phases: the run's rounds, then a round with all clients and no local step for each phase method."""
     settings = local_settings(config)
     cohort = CohortGroup() if config.is_joint else config.cohort
     training = tuple(method for method in methods if not method.is_phase)
@@ -291,7 +291,7 @@ def uses_channels_last(model: ModelGroup, spec: ModelSpec) -> bool:
 
 
 def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
-    """The layout of a model under these methods, which may divide its parameters.
+    """Return the layout of a model; methods may divide the parameters.
 
     Raises:
       ValueError, KeyError: a method's partition of the parameters is impossible.
@@ -315,7 +315,7 @@ cached_skeleton = cached_by_value(build_skeleton)
 
 
 def open_federation(recipe: Recipe) -> Federation:
-    """The shards as this process can reach them: mapped where they are, or fetched from the driver's node."""
+    """Open the shards: memory-mapped locally, or fetched from the driver's node."""
     made = recipe.made
     if not made.node:
         return Federation(Path(made.shards), every=recipe.held_out_every)
@@ -326,7 +326,7 @@ def open_federation(recipe: Recipe) -> Federation:
 
 @own_errors()
 def make_trainer(recipe: Recipe) -> Trainer:
-    """A trainer in the process that calls this."""
+    """Build a trainer in the calling process."""
     receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     return Trainer(
@@ -350,7 +350,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
 
 @own_errors()
 def make_server(recipe: Recipe, pool: Pool) -> Server:
-    """The server in the process that calls this, at the initial parameters of the seed."""
+    """Build the server in the calling process, at the initial parameters of the seed."""
     receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     module, layout = build_model(spec, seed=config.seed), layout_for(config.model, spec, methods)

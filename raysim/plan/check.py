@@ -186,7 +186,7 @@ def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
 
 
 def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_test: int) -> Iterator[Fault]:
-    """Yield faults for stop conditions that can never be met, or that would skip a method after the last round."""
+    """Yield faults for stop conditions that can never be met, or that would skip a phase method."""
     conditions = config.stop.model_dump(exclude_none=True)
     for name in (each for each in conditions if each != "epsilon"):
         if not config.evaluation.every:
@@ -202,7 +202,7 @@ def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_tes
 
 @cached_by_value
 def _try_once(spec: ModelSpec, file: tuple[int, int] | None) -> None:
-    """file: of weights, its size and its time; they change between two checks where the file does."""
+    """file: size and time of the weights; a changed file is checked again."""
     try_model(spec)
 
 
@@ -242,7 +242,7 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
 
 
 def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInfo) -> tuple[str, ...]:
-    """What methods may need and this run has."""
+    """Return the needs of methods that this run meets."""
     local = config.local
     needs = {
         "classes": info.groups is info.classes,

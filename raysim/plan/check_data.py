@@ -1,4 +1,4 @@
-"""The data of a configuration: its prepared sets, what is done to their images once, and the partition."""
+"""Data of a configuration: prepared sets, preprocessing of images, and the partition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sets:
 
     @property
     def info(self) -> SetInfo:
-        """The run's own set, with the shape that its images have after the preprocessing."""
+        """Return the description of the training set, with the image shape after preprocessing."""
         work = self.preprocess
         info = replace(self.images.info, shape=work.shape, input_type=work.input_type)
         # The moments written down are those of the images as they are prepared.
@@ -81,7 +81,7 @@ def _open_set(config: Config, name: str) -> PreparedSet:
 
 
 def _sound(images: PreparedSet) -> PreparedSet:
-    """A set that has the checksum of its description."""
+    """Return a set with a verified checksum."""
     state = images.path.stat()
     _verify(images.path, state.st_size, state.st_mtime_ns)
     return images
@@ -89,7 +89,7 @@ def _sound(images: PreparedSet) -> PreparedSet:
 
 @lru_cache(maxsize=256)
 def _verify(path: Path, size: int, changed: int) -> None:
-    """Read a set whole: once in a process while its file stays as it is."""
+    """Verify a set once per process, and again after a change of the file."""
     PreparedSet(path).verify()
 
 

@@ -119,7 +119,7 @@ def _metric_faults(config: Config, task: Task) -> Iterator[Fault]:
 
 
 def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = None) -> list[Fault]:
-    """Batches of inputs that this machine cannot hold, by a lower bound: float32 of the images as they are resized.
+    """Return faults for batches beyond this machine's memory, by a lower bound: float32 of resized images.
 
     Args:
       manifest: None: it is not known yet, and a batch has one example at least.

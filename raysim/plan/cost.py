@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a run does, if nothing ends it early.
+    """Work of a run that nothing ends early.
 
     Attributes:
       work: of each phase.
@@ -94,7 +94,7 @@ class Rates:
 
 
 def cost_of(plan: Plan) -> RunCost:
-    """What a plan does, counted from the sizes of its clients."""
+    """Return the work of a plan, from the sizes of the clients."""
     config, phases = plan.config, make_phases(plan.config, plan.methods)
     skips_single = needs_two_examples(cached_skeleton(replace(plan.spec, pretrained=None)))
     work, first = [], 0
@@ -201,7 +201,7 @@ def _steps(phase: Phase, wanted: int) -> int:
 
 
 class _Rounds:
-    """Short rounds of a plan in this process, each a round of its own, since trainers cache by round and phase."""
+    """Short rounds of a plan in this process; each has a number of its own, since trainers cache by round."""
 
     def __init__(self, plan: Plan, recipe: Recipe):
         self._trainer = make_trainer(recipe)
@@ -235,7 +235,7 @@ class _Rounds:
 
 
 def clock_of(recipe: Recipe) -> Callable[[], float]:
-    """Return a clock: CPU seconds of this process, unaffected by other work; wall-clock seconds with a GPU."""
+    """Return a clock: CPU seconds of this process; wall-clock seconds with a GPU."""
     if recipe.wants_gpu and accelerator() != "cpu":
         return time.perf_counter
     return lambda: time.process_time() / recipe.num_threads
@@ -248,7 +248,7 @@ def _mean(records: Sequence[RoundRecord]) -> RoundRecord:
 
 
 def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float, seed: int) -> int:
-    """A seed whose first cohort has batches as large as those of the whole run, for clients differ."""
+    """Return a seed whose first cohort has representative batch sizes."""
     batches = np.minimum(sizes, batch_size)
 
     def distance(each: int) -> float:
@@ -258,7 +258,7 @@ def _like_all(sizes: np.ndarray, count: int, batch_size: int, mean_images: float
 
 
 def rates_of(few: RoundRecord, many: RoundRecord, evaluation_s: float) -> Rates:
-    """The price of a step is the slope between two rounds of the same clients, that of a client what is left of the first.
+    """Return the rates: a step costs the slope between two rounds of the same clients, a client the remainder.
 
     Args:
       few, many: rounds that differ in their local steps alone. evaluation_s: seconds of an evaluation, handed on.

@@ -84,7 +84,7 @@ def find_metric(name: str) -> Metric:
 
 
 def find_augmentation(name: str) -> Callable[..., object]:
-    """The user's own augmentation behind `module:function`, with its options as its signature; raises LookupError."""
+    """Return the user's augmentation `module:function`, with its options as signature; raises LookupError."""
     return with_given(own_function(name, "augmentation"), ("images",), ("generator",))
 
 
@@ -136,7 +136,7 @@ def further_metrics(config: Config) -> dict[str, Metric]:
 
 
 def _own_metric(metric: Metric) -> Metric:
-    """A metric of the user's own whose faults name it."""
+    """Wrap a user's metric so that its errors name it."""
 
     def call(labels: np.ndarray, logits: np.ndarray) -> float:
         with own_errors(metric):
@@ -149,7 +149,7 @@ def _own_metric(metric: Metric) -> Metric:
 
 
 def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
-    """(class of the set, class of the external set) pairs of a YAML file, or of a shipped one by its name.
+    """Return (class of the set, class of the external set) pairs of a YAML file or a shipped mapping.
 
     Raises:
       DataError: no such file, or not a mapping of a class to a list of classes.
@@ -195,7 +195,7 @@ def check_metrics(config: Config) -> Iterator[Fault]:
 def own_faults(
     key: str, spec: object, find_function: Callable[[str], Callable[..., object]], named: Collection[str] | None = None
 ) -> list[Fault]:
-    """Return faults of a user's function and its options; none for other names.
+    """Return faults of a user's function and its options; none for shipped names.
 
     Args:
       named: names that take options as well, of all that there are; None: names are checked elsewhere and take none.
@@ -248,7 +248,7 @@ def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
 
 
 def find_logger(spec: object, key: str) -> tuple[Callable[..., object], Settings] | list[Fault]:
-    """(the function that makes a logger, its options), or the faults of the name or the options."""
+    """Return (function that makes a logger, options), or faults."""
     name, options = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
     options = options or {}
     if not isinstance(name, str) or not isinstance(options, dict):

@@ -28,7 +28,7 @@ class Resources(NamedTuple):
 
 
 def check_resources(config: Config) -> list[Fault]:
-    """Check the resources that a run asks for on this machine; a cluster's resources are known only once connected."""
+    """Check a run's resources on this machine; those of a cluster are known only once connected."""
     wanted, cores, faults = config.resources, os.cpu_count() or 1, []
     if wanted.gpus_per_trainer != "auto" and wanted.gpus_per_trainer > 1 and wanted.gpus_per_trainer % 1:
         text = f"{wanted.gpus_per_trainer:g} is neither a part of one GPU nor a number of whole ones; round it"

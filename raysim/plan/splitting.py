@@ -1,4 +1,4 @@
-"""By which rule a set is split: decided where the configuration leaves it open, and told in one line."""
+"""Rule by which a set is split: decided if the configuration leaves it open, and reported in a line."""
 
 from __future__ import annotations
 

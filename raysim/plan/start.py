@@ -26,7 +26,7 @@ from raysim.plan.weights import NO_WEIGHTS, held_weights
 def started_server(
     plan: Plan, folder: RunFolder, on_step: Tell = silent, on_note: Tell = silent, patience_s: float = 0.0
 ) -> Iterator[ServerHandle]:
-    """A server with its trainers, serial or on Ray; env.json says what they take.
+    """Start a server with trainers, serial or on Ray; env.json records the resources.
 
     Args:
       on_step: on_step(what begins now, in words). on_note: on_note(what became of a trainer, in words).

@@ -1,4 +1,4 @@
-"""Pretrained weights as a file on the driver's machine, from where other nodes get them."""
+"""Pretrained weights as a file on the driver's machine, fetched by the other nodes."""
 
 from __future__ import annotations
 

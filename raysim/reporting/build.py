@@ -1,4 +1,4 @@
-"""`raysim report`, its first half: from run directories to what the report says."""
+"""`raysim report`, first half: from run directories to the contents of a report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ReportRequest:
         return self.metrics[0][1]
 
     def attempt(self, key: str, make: Callable[[], T], otherwise: T) -> T:
-        """What `make` returns, or `otherwise` if it raises a LookupError. Raises ConfigError."""
+        """Return the result of `make`, or `otherwise` after a LookupError. Raises ConfigError."""
         try:
             return make()
         except LookupError as error:
@@ -198,7 +198,7 @@ def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 def _recorded(
     runs: list[ReportedRun], group: ReportGroup, metrics: Sequence[tuple[object, ReportMetric]], notes: list[str]
 ) -> list[ReportedRun]:
-    """Keep runs that recorded one of the metrics with finite values; other runs become a note.
+    """Keep runs with a finite value of at least one metric; the rest becomes a note.
 
     Raises:
       DataError: no run is left whose numbers are finite.

@@ -182,7 +182,7 @@ def mean_train_seconds(folder: Path) -> float | None:
 
 
 def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cell]]]:
-    """Column -> its rows with a cell in the most tables, best average first: only these compare. Bounds are left out.
+    """Return column -> rows present in the most tables, best average first. Bounds are left out.
 
     A column that only one table has, or only one such row, is left out.
     """
@@ -235,7 +235,7 @@ UNITS = ("rounds", "MB", "s")
 
 
 def cost(folder: Path, column: str, target: float) -> Cost | None:
-    """What a run took until a column of progress.csv reached the target; None if it never did.
+    """Return a run's cost until a column of progress.csv reached the target; None if never.
 
     Megabytes are those that clients received and sent; seconds are whole rounds, evaluation included.
 
@@ -286,7 +286,7 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[E
 
 
 def target_of(target: str | float | None, tables: Sequence[Table]) -> str | float | None:
-    """The target as a number, or the row whose accuracy it is.
+    """Return the target as a number, or the row that sets it.
 
     Raises:
       ConfigError: a fraction where percent is meant, or more than all. LookupError: no such row.

@@ -104,7 +104,7 @@ def _settings(report: ReportContents) -> str:
 
 
 def _value(value: object) -> str:
-    """A setting as text; of a file its name and folder, since a report is read on other machines."""
+    """Return a setting as text; of a file, the name and folder only."""
     if isinstance(value, str) and Path(value).is_absolute():
         value = str(Path("...", *Path(value).parts[-2:]))
     return text(value) if isinstance(value, str | int | float) else str(value).replace("'", "")
@@ -188,7 +188,7 @@ Contest = tuple[Table, Column]
 
 
 def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
-    """The warnings about runs that are not what their labels say.
+    """Return warnings about runs that differ from their labels.
 
     Args:
       misnamed: labels that name another data set or model than the runs used.

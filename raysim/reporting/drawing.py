@@ -1,4 +1,4 @@
-"""Figures of a report, by name: those that come with raysim, and functions of the user's own.
+"""Figures of a report, by name: shipped figures and functions of the user.
 
 A figure is a function of `ReportContents` that returns a matplotlib Figure, or yields several: one for each table, say. Its
 docstring begins with the caption; a paragraph `Missing: ...` says why there is none, where it yields none.
@@ -44,7 +44,7 @@ DEFAULT = ("bars", "lines", "curves")
 
 
 def figure_faults(names: Sequence[str], *, imports: bool = True) -> list[Fault]:
-    """The names in `report.figures` that no figure has, and functions of the user's own that cannot be imported.
+    """Return faults for unknown figures in `report.figures`, and for functions that cannot be imported.
 
     Args:
       imports: whether these functions are imported at all.
@@ -69,7 +69,7 @@ def figure_function(name: str) -> Callable[[ReportContents], Figure | Iterable[F
 
 
 def kinds(names: Sequence[str] | None) -> list[str]:
-    """The names of figures without those of papers, each once; those drawn by default for None."""
+    """Return figure names without the papers' aliases, each once; the default figures for None."""
     return list(dict.fromkeys(PAPERS.get(name, name) for name in (DEFAULT if names is None else names)))
 
 
@@ -101,13 +101,13 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
 
 
 def captions(report: ReportContents, names: Iterable[str]) -> dict[str, str]:
-    """File name of a figure -> what stands below it."""
+    """Return file name of a figure -> caption."""
     texts = {_stem(kind): _paragraphs(figure_function(kind))[0] for kind in kinds(report.group.figures)}
     return {name: texts.get(name) or texts[re.sub(r"_\d+$", "", name)] for name in names}
 
 
 def is_figure(file_name: str) -> bool:
-    """Whether a file of that name, without its suffix, may be a figure of an earlier report."""
+    """Whether a file name, without suffix, may be a figure of an earlier report."""
     return re.sub(r"_\d+$", "", file_name) in FIGURES or "." in file_name
 
 

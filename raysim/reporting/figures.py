@@ -223,7 +223,7 @@ def _series(table: Table, row: str, name: str) -> dict[Column, list[tuple[float,
 def _line(
     axes: Axes, points: Sequence[tuple[float, Cell]], style: Style, *, label: str, shade: str = "", size: float = 4
 ) -> set[float]:
-    """A line with its band; returns where it has points.
+    """Draw a line with a band; return the positions of its points.
 
     Args:
       shade: colour of the band, by default the line's. size: of the markers.

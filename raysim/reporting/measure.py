@@ -1,4 +1,4 @@
-"""Which number of a run a report is about: its words, its unit, and which side is better."""
+"""Metric of a report: words, unit, and direction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARE = re.compile(r"accuracy|_f1|^f1|auroc|auc$|calibration_error|(^|_)ece$|pre
 
 @dataclass(frozen=True)
 class ReportMetric:
-    """A number of a run: a key of summary.json, or a column of progress.csv, with or without one of `WAYS` before it.
+    """A metric: a key of summary.json, or a column of progress.csv, optionally with a prefix of `WAYS`.
 
     Attributes:
       mode: which values are better, larger or smaller ones.
@@ -153,7 +153,7 @@ def every_of(config: Settings) -> int:
 
 
 def recorded(folder: Path, column: str, every: int = 1) -> dict[int, float]:
-    """Round -> value, of every round that recorded one.
+    """Return round -> value, for rounds with a value.
 
     Args:
       every: rounds between evaluations; what the server scored in other rounds counts for nothing, see `is_due`.

@@ -1,4 +1,4 @@
-"""Parts that all figures share: colours, a grid of panels, bands, and a legend below them."""
+"""Shared parts of figures: colours, a grid of panels, bands, and a legend."""
 
 from __future__ import annotations
 

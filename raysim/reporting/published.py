@@ -1,4 +1,4 @@
-"""Published numbers: read from configs/papers/published, found by the labels of a run, and what the papers say of them."""
+"""Published numbers: read from configs/papers/published, matched by labels, with the papers' statements."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Published:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The labels of a run that this number belongs to."""
+        """Return the labels of runs for this number."""
         return {"dataset": self.dataset, "model": self.model, "method": self.method, **self.setting}
 
     @property

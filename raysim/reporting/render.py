@@ -80,7 +80,7 @@ def _elsewhere(cell: Cell | None) -> str:
 
 
 def published_line(texts: Iterable[str], name: str = PUBLISHED, mark: str = "") -> list[Line]:
-    """The line with published numbers below another one, in a list; an empty list if there are none."""
+    """Return the line with published numbers in a list; an empty list without numbers."""
     entries = tuple(Entry(text, mark if text else "") for text in texts)
     return [(name, entries)] if any(entry.text for entry in entries) else []
 
@@ -139,7 +139,7 @@ def markdown_text(words: str) -> str:
 
 
 def header_of(table: Table, rows: str, quantity: str | None = None) -> list[str]:
-    """The first line; an only column without a label is named after what it holds, by default the metric's quantity."""
+    """Return the header; a single column without a label is named by the metric's quantity."""
     return [rows, *(heading(table.names, column, quantity or table.metric.quantity) for column in table.columns)]
 
 
@@ -176,7 +176,7 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 
 def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
-    """A table as the terminal shows it, without its title, which may be wider."""
+    """Return a table for the terminal, without the title, which may be wider."""
     shown = Terminal()
     for index, cell in enumerate(header):
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
@@ -224,7 +224,7 @@ def effects(
 def _by_pair(
     comparisons: Sequence[Comparison], entries: Sequence[T], otherwise: T, names: Sequence[str], metric: ReportMetric
 ) -> tuple[list[str], dict[tuple[str, str], list[T]]]:
-    """(headings of the columns, pair of rows -> its entry in each column): what stands for each comparison, arranged."""
+    """Return (column headings, pair of rows -> entry in each column), arranged from comparisons."""
     columns = list(dict.fromkeys(item.column for item in comparisons))
     pairs = dict.fromkeys((item.method, item.other) for item in comparisons)
     places = {(item.method, item.other, item.column): entry for item, entry in zip(comparisons, entries, strict=True)}
@@ -251,7 +251,7 @@ def write_csv(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _numbers(cell: Cell) -> dict[str, object]:
-    """The numbers of a cell by the names that table.csv has for them."""
+    """Return a cell's numbers under the names of table.csv."""
     theirs, metric = cell.published, f"{cell.metric.name}{'_pct' * cell.metric.is_share}"
     return {
         "metric": metric if cell.n else theirs and theirs.metric,

@@ -28,7 +28,7 @@ P_VALUES = (
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What `raysim.report` wrote and found out. A notebook shows its text.
+    """Result of `raysim.report`. A notebook shows the text.
 
     Attributes:
       folder: holds report.md, table.csv, table.tex and figures.

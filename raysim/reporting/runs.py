@@ -46,7 +46,7 @@ HELD_OUT = ("data.split", "data.split_within_clients", "data.test", "data.valida
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run directory. `status` is "finished", or says what it is instead.
+    """A run directory. `status` is "finished", or a description of another state.
 
     Attributes:
       claimed: labels of data set and model that the configuration does not bear out; `labels` then names what ran.
@@ -76,7 +76,7 @@ class ReportedRun:
         return {key: value for key, value in default_settings().items() if key not in above} | flat
 
     def labels_by(self, keys: Iterable[str]) -> dict[str, Label]:
-        """What the configuration has at these dotted keys, without nulls."""
+        """Return the configuration's values at dotted keys, without nulls."""
         return {
             key: value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
             for key in keys
@@ -186,7 +186,7 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 
 
 def _without_methods(run: ReportedRun) -> ReportedRun:
-    """A run without the label `methods` of a sweep over that key: its rows are the methods already."""
+    """Drop the label `methods` of a sweep over the key, since rows are named by methods."""
     if "method" in run.labels or "methods" not in run.labels:
         return run
     try:
@@ -198,7 +198,7 @@ def _without_methods(run: ReportedRun) -> ReportedRun:
 
 
 def is_setting(key: str) -> bool:
-    """Whether a dotted key says what a run is, and has no label of its own."""
+    """Whether a dotted key describes a run and has no label of its own."""
     return SILENT.isdisjoint((key, key.split(".")[0]))
 
 
@@ -232,7 +232,7 @@ def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 
 
 def run_labels(config: Settings, given: Mapping[str, Label]) -> dict[str, Label]:
-    """The given labels, below them data set, model and methods as the configuration names them."""
+    """Return the given labels, completed by data set, model and methods from the configuration."""
     return {"dataset": _name(config, "data"), "model": _name(config, "model"), "method": row_methods(config), **given}
 
 
@@ -287,7 +287,7 @@ def row_methods(config: Settings) -> str:
 
 
 def _options(config: Settings) -> Settings:
-    """Options of the methods, as `mu` if only one method is listed, else as `fedprox.mu`."""
+    """Return the options of the methods: `mu` for a single method, else `fedprox.mu`."""
     specs = config.get("methods") or []
     named = [item for spec in specs if isinstance(spec, dict) for item in spec.items()]
     prefixed = [(f"{name}." if len(specs) > 1 else "", options or {}) for name, options in named]
@@ -310,7 +310,7 @@ Key = frozenset[tuple[str, str | float | None]]
 
 
 def changed_settings(runs: Sequence[ReportedRun], theirs: Sequence[Published], tables: Sequence[str]) -> list[str]:
-    """Settings of runs that are not those of the published numbers' recipe: `rounds = 2 (recipe: 200)`.
+    """Return differences to the recipe of the published numbers: `rounds = 2 (recipe: 200)`.
 
     Args:
       theirs: the cells of the tables, by which runs without the recipe's labels are recognised.
@@ -335,7 +335,7 @@ def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
 
 
 def compared(flat: Settings) -> Settings:
-    """Of all settings by dotted keys those that make the experiment."""
+    """Return the settings, by dotted keys, that define the experiment."""
     kept = {key: value for key, value in flat.items() if ASIDE.isdisjoint((key, key.partition(".")[0]))}
     named = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in kept.get("methods") or [])
     kept["methods"] = [{name: options or {}} for name, options in named if name not in ONLOOKERS]

@@ -60,7 +60,7 @@ class Wilcoxon:
 
     @property
     def smallest_p(self) -> float:
-        """What p would be if every pair spoke for the same side: no p below it can be reached."""
+        """Smallest p that can be reached, if every pair has the same sign."""
         return 0.5**self.num_used
 
     @property
@@ -168,12 +168,12 @@ def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None)
 
 
 def over_tables(tables: Sequence[Table], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
-    """For each column, tests over the tables (data set and model): one pair of means per table that holds both."""
+    """Test over tables (data set and model), for each column: a pair of means per table."""
     return _compare(tables[0].metric, pairs, all_columns(tables), averages_of(tables))
 
 
 def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
-    """For each column of one table, tests over the seeds that both methods ran with."""
+    """Test over common seeds, for each column of a table."""
     return _compare(table.metric, pairs, table.columns, table.cells)
 
 
@@ -241,7 +241,7 @@ def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column,
 
 
 def _bases(table: Table, gain: str) -> dict[Place, Place]:
-    """Place of a cell -> place of the cell that its gain is counted from."""
+    """Return place of a cell -> place of the reference cell of its gain."""
     label, is_label, value = gain.partition("=")
     places = list(itertools.product(table.rows, table.columns))
     if not is_label:

@@ -33,7 +33,7 @@ Rank = tuple[int, bool, float, str]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: one setting over its seeds. Shares in percent; `std` with ddof 1, None for one seed.
+    """A cell: a setting over its seeds. Shares in percent; `std` with ddof 1, None for one seed.
 
     scores: mostly by seed. A cell of a published table has none, and n = 0.
     metric: what the scores are.
@@ -108,7 +108,7 @@ class Table:
 
     @cached_property
     def marks(self) -> dict[Place, str]:
-        """ "best" or "second" for the cells of a column that print the best mean and the next one.
+        """Return "best" or "second" for the cells of a column with the best printed mean and the next.
 
         Cells that print the same number get the same mark. A column of one cell has none, and bounds have none.
         """
@@ -129,7 +129,7 @@ def label_text(labels: Mapping[str, Label]) -> str:
 
 
 def heading(names: Sequence[str], column: Column, quantity: str = "accuracy") -> str:
-    """`alpha = 0.1, rho = 1`, without the labels that the column lacks; a column without labels is named by its quantity."""
+    """Return `alpha = 0.1, rho = 1`, without missing labels; without labels, the quantity."""
     parts = [f"{name} = {text(value)}" for name, value in zip(names, column, strict=True) if value is not None]
     return ", ".join(parts) or (f"no {', '.join(names)}" if names else quantity)
 
@@ -226,7 +226,7 @@ def paired(one: Cell, other: Cell) -> tuple[list[float], list[float]]:
 
 
 def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
-    """Two cells as one, over all their runs; a score's key then tells the labels of these names, too."""
+    """Merge two cells over all their runs; score keys then include the labels of the given names."""
     scores: dict[Label, float] = {}
     folders: dict[Label, Path] = {}
     for cell in (one, other):
@@ -276,7 +276,7 @@ def make_tables(
     ignore: Sequence[str] = (),
     metric: ReportMetric = ACCURACY,
 ) -> list[Table]:
-    """Arrange cells: one table for each combination of the labels that are neither row nor column and vary.
+    """Arrange cells: a table for each combination of the varying labels beside rows and columns.
 
     Args:
       columns: column labels; if empty, every label that varies besides data set, model and rows.
@@ -351,7 +351,7 @@ def _ascending(value: Label | None) -> tuple[bool, float, str]:
 
 
 def row_of(name: str | None, tables: Sequence[Table]) -> str | None:
-    """The row that a user means by a name, however it is written; None for None.
+    """Return the row meant by a user's spelling; None for None.
 
     Raises:
       LookupError: there is no such row; its text names the nearest.
@@ -371,10 +371,10 @@ def upper_bounds(tables: Sequence[Table]) -> set[str]:
 
 
 def all_rows(tables: Sequence[Table]) -> list[str]:
-    """The rows of all tables, in the order of the first table that has them."""
+    """Return the rows of all tables, in order of first appearance."""
     return list(dict.fromkeys(row for table in tables for row in table.rows))
 
 
 def all_columns(tables: Sequence[Table]) -> list[Column]:
-    """The columns of all tables, in the order of the first table that has them."""
+    """Return the columns of all tables, in order of first appearance."""
     return list(dict.fromkeys(column for table in tables for column in table.columns))

@@ -26,7 +26,7 @@ class Logger(Protocol):
     """What a logger's function returns."""
 
     def start(self, folder: Path, config: Settings) -> object:
-        """The run begins or goes on: its directory, its complete configuration."""
+        """Start or resume: the run directory and the complete configuration."""
 
     def round(self, record: dict[str, float]) -> object:
         """A row of progress.csv: "round", counted from 0, and the round's metrics."""
@@ -43,7 +43,7 @@ class _Progress(TypedDict):
 
 
 class Loggers:
-    """The loggers of one run. A fault before the first round ends the run; later the run goes on without that logger."""
+    """Loggers of a run. A fault before the first round ends the run; a later fault ends the logger."""
 
     def __init__(self, specs: Sequence[object], folder: RunFolder, say: Callable[[str], None]):
         self._specs, self._folder, self._say = specs, folder, say

@@ -70,12 +70,14 @@ class Album:
         self._due.extend(pictures)
 
     def draw_affordable(self) -> None:
-        """Draw those that are due as far as the account allows."""
+        """Draw due pictures within the budget."""
         while self._due and self._spent + self._expected(self._due[0]) <= SHARE * (self._clock() - self._began):
             self._draw(self._due.popleft())
 
     def draw_all(self, first_round: int) -> None:
-        """Draw those of the rounds from `first_round` on, and those with a file, whatever they cost; forget the others."""
+        """Draw the pictures from `first_round` on, and pictures with a file, regardless of the budget; drop the
+        rest.
+        """
         while self._due:
             picture = self._due.popleft()
             if picture.round_index >= first_round or picture.file is not None:
@@ -109,7 +111,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _name_ticks(axis: Axis, names: Sequence[object], *, most: int = 40, size: int = 7) -> None:
-    """Write as many names along an axis as fit, a dollar sign as such; those of columns stand upright."""
+    """Label an axis with as many names as fit, dollar signs escaped; column names stand upright."""
     from matplotlib.axis import XAxis
 
     step = max(1, -(-len(names) // most))
@@ -184,7 +186,8 @@ def heat_map(
 def partition_pictures(
     class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]
 ) -> dict[str, Callable[[], Figure]]:
-    """File name -> what draws it: `partition`, and `validation` where the server holds a validation set (FedVG, figure A.6).
+    """Return file name -> drawing function: `partition`, and `validation` with a server validation set (FedVG,
+    figure A.6).
 
     Args:
       class_counts: (clients, classes); validation_counts: (classes,).
@@ -197,7 +200,7 @@ def partition_pictures(
 
 
 def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Figure:
-    """One dot per client and class, its area the number of examples (FedVG, figures A.2, A.3).
+    """Draw a dot per client and class, with the number of examples as area (FedVG, figures A.2, A.3).
 
     The largest dot fills its cell, and only as many names are written as fit, so that 100 clients or 200 classes read. Of
     more than MOST_CLIENTS clients every so many are drawn.

@@ -119,7 +119,7 @@ class Recorder:
         return number % max(1, self.num_rounds // 8) == 0
 
     def flush(self) -> Mapping[str, str]:
-        """Make everything so far durable; called before each checkpoint, which keeps the checksums that this returns."""
+        """Make everything durable before a checkpoint; return checksums for the checkpoint."""
         if self._tables:
             self._chain.add_file(self.folder.clients.name, self.folder.append_clients(pa.concat_tables(self._tables)))
             self._tables = []
@@ -259,8 +259,7 @@ def headlines(rows: Sequence[Mapping[str, str]], more: Sequence[str] = ()) -> di
 
 
 def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:
-    """Return the reason to stop after these rounds; empty to continue. Depends on records alone, so that a resumed
-    run agrees.
+    """Return the reason to stop after these rounds; empty to continue. Depends on records alone.
 
     A run ends after an evaluation, so that its last model is scored as that of every other run; without evaluations
     between the first and the last round (`every` 0) it may end after any round. Privacy alone is no more spent than allowed

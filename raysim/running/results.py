@@ -1,4 +1,4 @@
-"""Results in Python: a run directory as an object, several of them as one, tables as pandas DataFrames."""
+"""Results in Python: run directories as objects, tables as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, object]:
-        """The complete configuration; empty where a trial of a sweep failed before it had one."""
+        """Complete configuration; empty for a trial that failed early."""
         if not self._files.config.is_file():
             return {}
         with _sound(self._files.config):
@@ -93,7 +93,7 @@ class Run:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """progress.csv: one row a round, one column a metric; NaN where a round was not evaluated."""
+        """progress.csv: a row a round, a column a metric; NaN without an evaluation."""
         import pandas as pd
 
         with _sound(self._files.progress):
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def _numbers(self) -> dict[str, float]:
-        """What is known of the run as one number each: the summary's numbers, and the last value of each column.
+        """Return the run's numbers: from the summary, and the last value of each column.
 
         One that is not finite, of a run that diverged, is missing: the last finite one would be another round's.
         """
@@ -185,7 +185,7 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Several runs, as `raysim.tune` returns them and `raysim.load` finds them."""
+    """Several runs, returned by `raysim.tune` and `raysim.load`."""
 
     def __init__(self, runs: Iterable[Run], folder: Path | None = None):
         self._runs, self.folder = tuple(runs), folder

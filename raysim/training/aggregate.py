@@ -22,7 +22,7 @@ STRETCH = 2**16
 
 
 def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tensor:
-    """Return a constant M per leaf such that (x + M) - M rounds x to the leaf's grid.
+    """Return a constant M per leaf; (x + M) - M rounds x to the leaf's grid.
 
     With T >= sum_k |a_k u_k| the constant is 1.5 * 2^p, p = floor(log2 T) + 2: the grid is 2^(p-52) and every partial
     sum stays below 2^53 grid steps, hence is exact. docs/design.md has the proof.

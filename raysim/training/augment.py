@@ -44,7 +44,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is drawn for each image: a crop out of the padded image, or a resized part of it, and a mirror image.
+    """Random draws for each image: a crop of the padded image, or a resized part, and a flip.
 
     Attributes:
       padding: pixels on each side before a random crop of the input's size: black ones or, with `reflects`, the image's own,

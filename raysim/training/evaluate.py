@@ -32,7 +32,7 @@ class Score:
 
     @property
     def labels(self) -> np.ndarray:
-        """(n,) int: the group of each example, its class, or 0 where it has none; see `SetInfo.groups`."""
+        """Return (n,) int: the group of each example, the class or 0; see `SetInfo.groups`."""
         return self.columns["labels"] if "labels" in self.columns else np.zeros(len(self), np.int32)
 
     @property

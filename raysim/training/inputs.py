@@ -227,7 +227,7 @@ class InputTransform:
 
 
 def same_form(result: object, given: Tensor, kind: str, function: Callable[..., object]) -> Tensor:
-    """What a function of the user's own made of images, if it has their shape and type.
+    """Return the images made by a user's function, after a check of shape and type.
 
     Args:
       kind: what the function is, for the message.

@@ -64,12 +64,14 @@ class LocalSettings:
 
 
 def needs_two_examples(module: nn.Module) -> bool:
-    """Whether a batch of one example is no step: BatchNorm has no variance there."""
+    """Whether batches of one example are skipped, since BatchNorm has no variance there."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def batch_bounds(num_examples: int, batch_size: int, *, skip_single: bool) -> list[tuple[int, int]]:
-    """(start, end) of each batch of one epoch. The last short batch is kept, one example alone only without BatchNorm."""
+    """Return (start, end) of each batch of an epoch. A short last batch is kept, a single example only without
+    BatchNorm.
+    """
     bounds = [(s, min(num_examples, s + batch_size)) for s in range(0, num_examples, batch_size)]
     return [(s, e) for s, e in bounds if e - s > 1] if skip_single else bounds
 

@@ -98,7 +98,7 @@ def cell_means(
 
 
 def _means(groups: np.ndarray, values: np.ndarray, num_groups: int) -> np.ndarray:
-    """(groups,) float64: mean of the (n,) values of each group, in one pass; NaN where there is none."""
+    """Return (groups,) float64: mean of (n,) values by group, in one pass; NaN for empty groups."""
     count = np.bincount(groups, minlength=num_groups)
     total = np.bincount(groups, weights=values, minlength=num_groups)
     return np.where(count > 0, total / np.maximum(1, count), np.nan)

@@ -91,7 +91,7 @@ class BoundModel:
 
     @contextmanager
     def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Run with other tensors, of any shape that the module can use, in the place of parameters."""
+        """Run the module with replaced parameters of any compatible shape."""
         parameters = {name: self.module.get_parameter(name) for name in tensors}
         kept = {name: (parameter.data, parameter.grad) for name, parameter in parameters.items()}
         try:
@@ -137,7 +137,7 @@ class BoundModel:
         return gradient
 
     def descend(self, loss: LossFn, batch: Batch, lr: float) -> None:
-        """One plain SGD step, params -= lr * gradient, without going through `self.grad`; the same bits as with it."""
+        """Take a plain SGD step, params -= lr * gradient, bypassing `self.grad`; the bits are the same."""
         grads = self._differentiate(loss, batch)
         with torch.no_grad():
             torch._foreach_add_(self._parameters, grads, alpha=-lr)
@@ -194,7 +194,7 @@ class BoundModel:
 
     @contextmanager
     def _aside(self, *, train: bool, seed: int) -> Iterator[None]:
-        """Stand at the current point in some mode, with random draws of its own (dropout); all is put back afterwards."""
+        """Use the current point in a mode, with separate random draws (dropout); everything is restored afterwards."""
         with self.at(self.state, train=train), _streams_kept(self.device):
             seed_global_stream(seed, self.device)
             yield

@@ -23,7 +23,7 @@ def noise(
     std: float = 0.1,
     anew: bool = False,
 ) -> Tensor:
-    """Gaussian noise that grows with the client's number: its deviation is std * client / (num_clients - 1).
+    """Gaussian noise with deviation std * client / (num_clients - 1), growing with the client's number.
 
     Li et al. 2022 (arXiv:2102.02079), section IV-B, as their code has it: client 0 has no noise, the last one all of it, and
     nothing is cut off at 0 and 1. Their code draws it anew for each batch; here an example keeps its noise unless `anew`.
@@ -71,7 +71,7 @@ class Shift:
         return (shifted * 255).permute(0, 2, 3, 1).contiguous().to(images.device)
 
     def of_held_out(self, images: Tensor, purpose: str, sizes: Sequence[int] | np.ndarray | None) -> Tensor:
-        """The same for rows that the server holds: each is shifted as one client's.
+        """Shift the server's rows: each row gets the shift of a client.
 
         Args:
           purpose: "test", "validation" or "unseen"; their draws differ.

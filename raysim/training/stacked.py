@@ -30,7 +30,7 @@ MOST_PARAMS, MOST_BATCH, MOST_CLIENTS = 2**18, 16, 8
 
 
 class Trained(NamedTuple):
-    """A client after its local steps. state: [num_state]; seconds: its share of the stack's."""
+    """A client after local training. state: [num_state]; seconds: the client's share of the stack's time."""
 
     state: Tensor
     num_steps: int
@@ -84,7 +84,7 @@ class Stacker:
         start: Tensor,
         lr: float,
     ) -> dict[int, Trained]:
-        """The local work of the clients of a block; those that are alone in their stack are left out.
+        """Return the stacks of a block's clients; clients without a partner are left out.
 
         Args:
           members: each client's examples, and the generator of its batch order.
@@ -170,7 +170,8 @@ def joined_batches(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor,
 
 
 def descend(layers: Sequence[Layer], images: Tensor, labels: Tensor, shares: Tensor, lr: float) -> Tensor:
-    """One SGD step of every client; [n], the losses before it. Images, labels and shares: see `joined`.
+    """Take an SGD step for every client; return [n], the losses before the step. Images, labels and shares: see
+    `joined`.
 
     For y = x W^T + b and the gradient g of y: that of W is g^T x, that of b the sum of g, that of x is g W. For the mean
     cross-entropy g is softmax - onehot, times the shares.

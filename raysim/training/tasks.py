@@ -107,7 +107,7 @@ CLASSES = Task(
 
 
 def _of_labels(columns: Columns, num_labels: int) -> dict[str, float]:
-    """As scikit-learn has them: labels that every row has, or none, count not for the AUROC; F1 is at a probability of 0.5."""
+    """Metrics as in scikit-learn: constant labels are left out of the AUROC; F1 is at a probability of 0.5."""
     from sklearn.metrics import f1_score, roc_auc_score
 
     targets, scores = columns["targets"], columns["scores"].astype(np.float64)
@@ -222,7 +222,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (CLASSES, LABELS, REGRESSI
 
 
 def fits(task: Task, logits: Tensor, targets: Tensor) -> str:
-    """Why outputs of this shape are none for these targets, in words; empty: they are."""
+    """Return the reason why outputs do not fit the targets, in words; empty if they fit."""
     try:
         with torch.no_grad():
             total = task.total(logits, targets)

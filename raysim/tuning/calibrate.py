@@ -54,7 +54,7 @@ Raw = Mapping[str, Any]  # a configuration as read
 
 @dataclass(frozen=True)
 class Pair:
-    """The two runs of one partition and seed: the clients apart, and one client with all their examples."""
+    """The two runs of a partition and seed: federated, and joint with all examples."""
 
     name: str
     federated: Plan
@@ -152,7 +152,7 @@ def _holds_adapters(pretrained: str | None) -> bool:
 
 
 def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
-    """Run what is not finished, as trials side by side, as many as there is room for.
+    """Run unfinished runs as trials, in parallel as far as resources allow.
 
     Raises:
       ConfigError: a finished run has other settings, or other data. RaysimError: a run failed. Interrupted: a signal.
@@ -183,7 +183,7 @@ def _folder(plan: Plan) -> RunFolder:
 
 
 def _is_finished(plan: Plan) -> bool:
-    """Whether the run is there, whole, and of this configuration."""
+    """Whether the run is complete, undamaged, and of this configuration."""
     run = _folder(plan)
     if run.status.name != "completed":
         return False

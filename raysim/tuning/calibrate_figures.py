@@ -115,7 +115,7 @@ def table_figure(result: Result, beside: Mapping[str, Sequence[Sequence[float]]]
 
 
 def prediction_figure(targets: np.ndarray, predictions: np.ndarray, oob_r2: float) -> Figure:
-    """Each row's target coefficient and what the forest says of it."""
+    """Plot each row's target coefficient against the forest's prediction."""
     figure = Figure(figsize=(4.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(targets, predictions, "o", ms=3, alpha=0.4, mew=0)

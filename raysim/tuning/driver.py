@@ -1,4 +1,4 @@
-"""The driver of a sweep: gives the trials to Tune and says in plain lines what becomes of them."""
+"""Driver of a sweep: gives trials to Tune and reports their outcomes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _opening(sweep: Sweep, waiting: Sequence[SweepTrial]) -> str:
 
 
 def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:
-    """Run all trials; those that lost their process are next, and go on from their checkpoints.
+    """Run all trials; trials that lost their process are repeated from their checkpoints.
 
     Not by Tune's `FailureConfig(max_failures)`, which tries faults of a trial's own code again as well.
     """
@@ -202,7 +202,7 @@ class _Source(Searcher):
         return bool(lost)
 
     def take_unfinished(self) -> None:
-        """The trials that Tune got and did not finish before it ended are next."""
+        """Return trials that Tune started and did not finish, for the next attempt."""
         self.watch.lost = []
         names = {name for name in self._given if RunFolder(self.sweep.folder / name).status.name == "unfinished"}
         self._queue.extendleft(reversed([trial for name, trial in self._given.items() if name in names]))
@@ -236,7 +236,7 @@ class _Source(Searcher):
 
 
 class _Watch(tune.Callback):
-    """Marks trials that Tune ends, and says a line for each; now and then one about how far the others are.
+    """Mark trials ended by Tune and report each; report progress of the running trials at intervals.
 
     Args:
       num_done: how many trials of the sweep were finished before.
@@ -369,7 +369,7 @@ def _error_of(trial: Trial) -> str:
 
 
 def _is_loss(trial: Trial) -> bool:
-    """Whether a trial ended with its process or node, and not by an error of its code."""
+    """Whether a trial ended with its process or node, not by an error in the code."""
     return isinstance(_raised(trial), LOSSES)
 
 

@@ -34,7 +34,7 @@ def scores_of_mains(*mains: str) -> set[str]:
 
 
 def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
-    """Metrics of a report that none of these runs will have."""
+    """Return a report's metrics that none of the runs will record."""
     metrics = {} if report.metric is None else {"report.metric": report.metric}
     for label, named in report.metrics.items():
         metrics |= {f"report.metrics.{label}.{value}": metric for value, metric in named.items()}

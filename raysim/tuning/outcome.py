@@ -58,7 +58,7 @@ class Outcome:
 
 
 def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
-    """Trial -> what became of it before; writes `sweep.yaml`, from which the sweep can be started again.
+    """Return trial -> earlier outcome; write `sweep.yaml`, from which the sweep can be started again.
 
     Raises:
       RunExists: something else has that name, or resume is never and there are trials. ConfigError: a finished trial of
@@ -102,7 +102,7 @@ def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
 
 
 def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
-    """What its run directory says of a trial."""
+    """Return a trial's outcome from its run directory."""
     folder, settings = RunFolder(sweep.folder / trial.name), sweep.base.tune
     rows = folder.progress_rows()
     column = column_of(settings.metric)
@@ -174,7 +174,7 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
 
 
 def _as_run(trial: SweepTrial) -> dict[str, object]:
-    """The complete configuration of a trial for a run of its own: no name, no labels, paths as the file had them."""
+    """Return a trial's complete configuration for a separate run: no name, no labels, paths as in the file."""
     config = Config.model_validate(dict(trial.raw)).model_dump(mode="json")
     # A run by itself would decide anew which rows are held out.
     config["data"] |= {key: getattr(trial.config.data, key) for key in ("split", "test", "validation")}
@@ -182,7 +182,7 @@ def _as_run(trial: SweepTrial) -> dict[str, object]:
 
 
 def fill_twins(sweep: Sweep) -> None:
-    """Copy the results of finished trials to the trials that repeat them, under their own labels."""
+    """Copy the results of finished trials to their duplicates, under the duplicates' labels."""
     for trial in sweep.trials:
         if not trial.same_as:
             continue

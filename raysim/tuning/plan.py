@@ -73,7 +73,7 @@ class Sweep:
         return len(self.trials) + (self.search.num_left if self.search else 0)
 
     def grown(self, scores: Mapping[str, float | None]) -> Sweep:
-        """The sweep with the trial that its search chooses next, which may be refused. scores: see `Search.choose`."""
+        """Return the sweep with the search's next trial, which may be refused. scores: see `Search.choose`."""
         assert self.search is not None
         trials, refused = self.search.choose(scores)
         return replace(self, trials=(*self.trials, *trials), refused={**self.refused, **refused})
@@ -176,7 +176,7 @@ def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: Tu
 
 
 def _base(raw: sweep.Raw, source: str) -> Config:
-    """What the sweep itself is configured by; the other groups count trial by trial."""
+    """Return the sweep-level configuration; other groups apply trial by trial."""
     own = {key: raw[key] for key in ("name", "storage", "seed", "resume", "tune") if key in raw}
     base = sound_config(own, source)
     if base.name is None and parse_config({"name": Path(source).stem})[0] is None:
@@ -243,7 +243,7 @@ def _points(
 
 
 def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
-    """What is wrong with the scheduler's settings and with the metrics for these trials."""
+    """Yield faults of the scheduler's settings and of the metrics for the trials."""
     shortest = min(trial.num_rounds for trial in trials)
     if settings.scheduler is not None and settings.grace_rounds > shortest:
         text = f"{settings.grace_rounds} rounds are more than a trial has ({shortest}); lower it"

@@ -71,7 +71,7 @@ class Planner:
         return next(free for free in names if free not in self._taken)
 
     def plan(self, name: str, values: Mapping[str, object]) -> SweepTrial:
-        """The checked trial of that name. Raises ConfigError with all its faults; the name is then taken, too."""
+        """Return the checked trial of a name. Raises ConfigError with all faults; the name stays reserved."""
         self._taken.add(name)
         single = sweep.trial(self._raw, values, self._source)
         self._idle |= single.idle
@@ -87,7 +87,7 @@ class Planner:
         return SweepTrial(name, dict(values), single.raw, plan.config, *counts, "" if original == name else original)
 
     def idle(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
-        """Key -> reason, of settings that were left out of some trial and have an effect in none."""
+        """Return key -> reason of settings without effect in any trial."""
         used = {key for key in self._idle for trial in trials if value_at(trial.raw, key) is not None}
         return {key: reason for key, reason in self._idle.items() if key not in used}
 
@@ -155,7 +155,7 @@ def identity(plan: Plan) -> str:
 
 
 def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> Iterator[Fault]:
-    """Each fault once, with the trials that have it unless all do; and which trials could be left out."""
+    """Return each fault once, with the affected trials unless all are; and the trials that could be skipped."""
     trials_of: dict[Fault, list[str]] = {}
     for name, refusal in refused.items():
         for fault in refusal:

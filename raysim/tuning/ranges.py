@@ -26,7 +26,7 @@ DOMAINS = {
 
 @dataclass(frozen=True)
 class Range:
-    """What a search may choose from on one axis.
+    """Range of a search on an axis.
 
     Attributes:
       numbers: Optuna's distribution; of choices, that of their positions.
@@ -85,7 +85,7 @@ class Tried:
 
 
 def draws(name: str, arguments: object) -> Range:
-    """The range that a domain is, for a list or mapping of its arguments.
+    """Return the range of a domain, from a list or mapping of arguments.
 
     Raises:
       ValueError: unknown domain, or arguments that it cannot take.
@@ -114,7 +114,7 @@ def draws(name: str, arguments: object) -> Range:
 
 
 def _bounds_fault(name: str, low: float, high: float, step: float | None) -> str:
-    """Why a range cannot have these bounds; empty if it can."""
+    """Return the fault of a range's bounds; empty for valid bounds."""
     if low > high:
         return f"lower is {low} and upper {high}; exchange them"
     if low <= 0 and "log" in name:
@@ -150,7 +150,7 @@ def suggest(ranges: Mapping[str, Range], tried: Sequence[Tried], *, mode: str, s
 
 
 def as_trial(tried: Tried, ranges: Mapping[str, Range]) -> FrozenTrial:
-    """A trial as Optuna has it. Raises ValueError: a value outside of its range."""
+    """Return a trial in Optuna's form. Raises ValueError: a value outside of the range."""
     if tried.score is None:
         state = TrialState.RUNNING
     else:  # pruned: worse than all that have a score

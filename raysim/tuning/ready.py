@@ -1,4 +1,4 @@
-"""What all trials of a sweep need, made once before the first one starts: shards and pretrained weights."""
+"""Inputs shared by all trials of a sweep, prepared once before the start: shards and pretrained weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ready_for(config: Config, made: AllReady) -> Ready | None:
 
 
 def _key(config: Config) -> str:
-    """The parts of a configuration that data and weights depend on, and a few more: what is too fine costs nothing."""
+    """Return the parts of a configuration that determine data and weights; extra parts are harmless."""
     parts = [config.data, config.partition, config.is_joint, config.seed if config.partition.seed is None else None]
     weights = [config.model] if config.model.pretrained is not None else []
     dumped = [part.model_dump(mode="json") if hasattr(part, "model_dump") else part for part in (*parts, *weights)]

@@ -1,4 +1,4 @@
-"""What a trial reserves, schedulers and callbacks: what Ray Tune takes, made from the configuration."""
+"""Resources of trials, schedulers and callbacks for Ray Tune, from the configuration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def group_of(config: Config, gpus: float) -> tune.PlacementGroupFactory:
 
 
 def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
-    """Whether every trial fits on these nodes, if they were empty: Tune would wait for ever for what does not.
+    """Check that every trial fits on the empty nodes; Tune would wait forever otherwise.
 
     Raises:
       ConfigError: names the bundle that has no place.
@@ -73,7 +73,7 @@ def ray_nodes() -> list[Bundle]:
 
 
 def nodes_with_room(sweep: Sweep, say: Callable[[str], None]) -> list[Bundle]:
-    """The same, once every trial would fit on them: what Ray's autoscaler can start is waited for.
+    """Wait until every trial fits, while Ray's autoscaler starts nodes.
 
     Raises:
       ConfigError: names the bundle that has no place. NoRoom: nodes did not come in time.
@@ -113,7 +113,7 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler:
 
 
 def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ()) -> list[tune.Callback]:
-    """Ray Tune's own callbacks, such as that for MLflow, or the user's.
+    """Return Ray Tune's callbacks, such as MLflow's, and the user's.
 
     Args:
       made: callbacks that are there already.

@@ -114,6 +114,6 @@ def end_points(raw: sweep.Raw, ranges: Mapping[str, Range]) -> Iterator[tuple[st
 
 
 def counting(raw: sweep.Raw, values: Mapping[str, object]) -> dict[str, object]:
-    """The values without those of axes that `tune.only` leaves out beside the others."""
+    """Drop values of axes that `tune.only` excludes beside the other values."""
     (point,) = sweep.combinations(raw, {axis: [value] for axis, value in values.items()})
     return point

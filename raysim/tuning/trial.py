@@ -50,7 +50,7 @@ def point_of(trial: SweepTrial) -> Point:
 
 
 def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllReady) -> Callable[[Point], None]:
-    """The function that Tune runs for each point, each time in the placement group of that trial.
+    """Return the function run by Tune for each point, in the trial's placement group.
 
     Args:
       own: what the trials need of the user's own code.
@@ -92,7 +92,7 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
 
 
 class _Reporter:
-    """Report rounds to Tune; the last round only once the run is complete, so that Tune cannot stop it.
+    """Report rounds to Tune; the last round only after completion, so that Tune cannot stop the run.
 
     Each is reported once: a run that lost its server goes on from its checkpoint, and trains the rounds since then again.
     """

@@ -1,1 +1,1 @@
-"""All of the engine's Ray: session, actors, pool, shard files. Nothing else of the engine knows that Ray exists."""
+"""The engine on Ray: session, actors, pool, shard files. No other part of the engine imports Ray."""

@@ -18,7 +18,7 @@ GAUGES = {
 
 
 def round_gauges(run: str, main: str) -> Callable[[RoundRecord], None]:
-    """What to call after each round with its record.
+    """Return a callback for each round's record.
 
     Args:
       run: the run's name, the tag `run`; main: its main metric, the tag `metric`.

@@ -19,7 +19,7 @@ from raysim.engine.ray.session import can_connect
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended. exit_code: of its command, None where Ray does not know it; message: Ray's own."""
+    """End of a job. exit_code: of the command, None if unknown; message: Ray's text."""
 
     status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
     exit_code: int | None
@@ -88,7 +88,7 @@ class Jobs:
         self._client.submit_job(entrypoint=command, submission_id=job_id, runtime_env=environment)
 
     def follow(self, job_id: str, write: Callable[[str], None]) -> JobEnd:
-        """Write the log of a job, from its start, until it has ended.
+        """Stream a job's log from the start until the job ends.
 
         Raises:
           ConnectionError: the connection was lost; the job goes on.

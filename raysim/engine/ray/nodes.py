@@ -98,7 +98,7 @@ def _node_facts(node: Mapping[str, Any], answer: ray.ObjectRef[dict[str, Any]]) 
 
 
 def question() -> Callable[[str], dict[str, Any]]:
-    """Return the task for a node. A nested function travels by value, so that nodes without raysim can run it."""
+    """Return the task for a node. A nested function travels by value, so that nodes without raysim run it."""
 
     def answer(probe: str) -> dict[str, Any]:
         versions = {"python": platform.python_version(), "ray": "", "torch": "", "raysim": ""}

@@ -79,7 +79,7 @@ class ClientTask:
 
     @property
     def is_with_its_trainer(self) -> bool:
-        """Whether the trainer that has, or had, the task is still in its slot."""
+        """Whether the task's trainer is still in its slot."""
         return self.slot is not None and self.slot.actor is self.asked.actor and not self.slot.is_retired
 
 
@@ -174,7 +174,7 @@ class RayPool:
                 yield TaskResult(reports, task, tuple(task.refs[1:]))
 
     def _run(self, planned: Iterable[tuple[TrainerSlot | None, ClientTask]]) -> Iterator[tuple[ClientTask, Reports]]:
-        """Each task with its reports as it is finished; tasks without a slot go to whoever has nothing left to do."""
+        """Yield finished tasks with their reports; waiting tasks go to idle trainers."""
         pending: dict[Ref, ClientTask] = {}
         waiting: deque[ClientTask] = deque()
         # All tasks are queued at their trainers at once: nobody waits for the server between two of them.
@@ -317,7 +317,7 @@ class RayPool:
         return self._with_recovery(attempt)
 
     def _answers(self, calls: Iterable[tuple[Ref, Watched]]) -> list[Answer]:
-        """What those asked answer, in order."""
+        """Return the answers in order."""
         asked = dict(calls)
         self.slots.watch.all(asked)
         answers: list[Answer] = ray.get([*asked])
@@ -342,14 +342,14 @@ class RayPool:
         return self._with_recovery(attempt)
 
     def _train_lost(self, tasks: Sequence[ClientTask]) -> None:
-        """Train again, elsewhere, what those trainers had who are gone."""
+        """Train the blocks of lost trainers again, elsewhere."""
         while lost := [task for task in tasks if not task.is_with_its_trainer]:
             self._redone_blocks += sum(len(task.blocks) for task in lost)
             for _ in self._run((None, task) for task in lost):
                 pass
 
     def _with_recovery(self, attempt: Callable[[], list[Answer]]) -> list[Answer]:
-        """Do something with trainers; where one is lost, do it again without."""
+        """Call a function on trainers; repeat without lost trainers."""
         with plain_errors():
             for tries in range(1 + RETRIES):
                 self.slots.wait_for(1)
@@ -363,7 +363,7 @@ class RayPool:
 
 
 def _by_trainer(asked: Iterable[tuple[ClientTask, TaskClients]], what: str) -> dict[Watched, list[TaskClients]]:
-    """Who has their vectors -> some clients of each of some tasks."""
+    """Return trainer -> clients by task whose vectors the trainer holds."""
     parts: dict[Watched, list[TaskClients]] = {}
     for task, clients in asked:
         parts.setdefault(task.asked._replace(what=what), []).append(clients)
@@ -371,7 +371,7 @@ def _by_trainer(asked: Iterable[tuple[ClientTask, TaskClients]], what: str) -> d
 
 
 def _added_there(partials: Mapping[Ref, Watched]) -> tuple[Ref, Watched]:
-    """The sum of the partial sums of a node, made by one of its trainers."""
+    """Return the sum of a node's partial sums, added by a trainer on the node."""
     first, one = next(iter(partials.items()))
     return (one.actor.add.remote(*partials), one) if len(partials) > 1 else (first, one)
 

@@ -1,4 +1,4 @@
-"""The server actor, its trainers, and room for all of them."""
+"""The server actor, the trainers, and room for all of them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TrainerStarter:
 
 
 class ServerActor:
-    """The server in its own process; its pool talks to the trainers directly.
+    """The server in a process of its own; its pool calls the trainers directly.
 
     It is built by the first call, whose errors then arrive as they were raised.
     """
@@ -221,7 +221,7 @@ class RayServer:
             raise ClusterLost(f"the server was lost ({reason})", "the Ray cluster", GO_ON) from error
 
     def run_round(self, round_index: int) -> RoundRecord:
-        """As `Server.run_round`. Raises ClusterLost, too, where all trainers were lost and none comes: there were some."""
+        """As `Server.run_round`. Raises ClusterLost also if all trainers were lost and none returns."""
         try:
             return self._run_round(round_index)
         except NoTrainer as error:

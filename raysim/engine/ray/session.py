@@ -261,12 +261,12 @@ def _check_reachable(address: str) -> None:
 
 
 def is_in_group() -> bool:
-    """Whether this process runs in a placement group, as a trial of a sweep; the group is then all of its resources."""
+    """Whether this process runs in a placement group, as a trial of a sweep."""
     return ray.util.get_current_placement_group() is not None
 
 
 def placements() -> list[dict[str, float]]:
-    """Resources of each place that a trainer must fit into: the bundles of the placement group, else the nodes."""
+    """Return the resources of each place for a trainer: bundles of the placement group, else nodes."""
     group = ray.util.get_current_placement_group()
     return offered() if group is None else list(group.bundle_specs)
 
@@ -289,7 +289,7 @@ def offered() -> list[dict[str, float]]:
 
 
 def this_node() -> str:
-    """Ray's id of the node that this process is on."""
+    """Return Ray's id of this process's node."""
     node: str = ray.get_runtime_context().get_node_id()
     return node
 
@@ -301,7 +301,7 @@ def live_nodes() -> list[Node]:
 
 
 def going_nodes() -> frozenset[str]:
-    """Ray's ids of the nodes that it drains: they had notice, of a spot market or of a scale down, and will be gone.
+    """Return Ray's ids of draining nodes, which were given notice and will disappear.
 
     They are asked for once a second at most.
     """
@@ -322,7 +322,7 @@ def can_connect(host: str, port: int) -> bool:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise what was raised remotely, not Ray's wrapping of it."""
+    """Raise the remote error without Ray's wrapper."""
     try:
         yield
     except LOSSES as error:

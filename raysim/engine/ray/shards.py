@@ -46,7 +46,7 @@ class FileHost:
 
 
 def shard_fetcher(folder: str, node: str) -> tuple[Path, Callable[[str], None] | None]:
-    """(folder to map, fetch) for the process that calls this.
+    """Return (folder to map, fetch) for the calling process.
 
     Where the driver's folder can be seen (one machine, a shared disk) it is used as it is. Elsewhere files come from
     a host on the driver's node through the object store, into this node's temporary folder.

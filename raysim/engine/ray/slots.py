@@ -38,7 +38,7 @@ class NodeIsGoing(RaysimError):
 
 
 class TrainerActor:
-    """A trainer in a process of its own, built by the first call, so that construction errors reach the caller."""
+    """A trainer in a separate process, built by the first call, so that construction errors reach the caller."""
 
     def __init__(self, make_trainer: Callable[[], Trainer], gpu_share: float = 0.0):
         self._make_trainer, self._gpu_share = make_trainer, gpu_share
@@ -55,7 +55,7 @@ class TrainerActor:
     def train(
         self, message: RoundMessage, state: np.ndarray, blocks: Sequence[ClientBlock], is_last: bool, *memories: Packed
     ) -> object:
-        """Reports, then each client's memory as an object of its own, so that old ones can be freed singly.
+        """Return reports, then each client's memory as a separate object, so that old memories can be freed.
 
         Args:
           is_last: nobody else could do it: it is begun though this node is going.
@@ -119,7 +119,7 @@ class TrainerSlot:
 
     @property
     def node(self) -> str:
-        """Where the trainer is; "" if it is not there."""
+        """Return the trainer's node; "" for a lost trainer."""
         return self.process.node if self.process else ""
 
     def asked_for(self, what: str) -> Watched:
@@ -175,7 +175,7 @@ class TrainerSlots:
         return [slot for slot in self._slots if slot.node]
 
     def staying(self) -> list[TrainerSlot]:
-        """Those ready whose nodes stay; where none does, all."""
+        """Return ready trainers on staying nodes; if there are none, all ready trainers."""
         ready = self.ready()
         return [slot for slot in ready if slot.node not in self.going] or ready
 
@@ -213,13 +213,13 @@ class TrainerSlots:
                     raise
 
     def replace(self, slot: TrainerSlot) -> None:
-        """Start another actor in a lost one's slot; it waits for room if its node is gone."""
+        """Start a new actor in a lost actor's slot, possibly on a new node."""
         ray.kill(slot.actor)
         slot.actor, slot.process = self._start(slot.index), None
         slot.started = slot.actor.start.remote()
 
     def retire(self, slot: TrainerSlot) -> bool:
-        """End a trainer for good, unless it is the last; the remaining trainers of the node may use its memory."""
+        """End a trainer for good, unless it is the last; the node's remaining trainers may use the memory."""
         if len(self.ready()) + len(self.starting()) < 2:
             return False
         node, slot.process, slot.is_retired = slot.node, None, True
@@ -242,7 +242,7 @@ class TrainerSlots:
                 self.replace(slot)
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many trainers are ready; after START_S seconds, one is enough, and that is waited for longer.
+        """Wait for the given number of trainers; after START_S seconds, for at least one.
 
         Raises:
           NoTrainer: there is none.

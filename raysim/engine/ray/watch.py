@@ -43,7 +43,7 @@ class Process(NamedTuple):
 
     @staticmethod
     def own() -> Process:
-        """This process, which from here on tells its stack."""
+        """Return this process, prepared to dump its stack on a signal."""
         stack = os.memfd_create("raysim-stack") if hasattr(os, "memfd_create") else -1
         if stack >= 0:
             faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
@@ -60,7 +60,7 @@ class Watched(NamedTuple):
 
 @dataclass
 class Watch:
-    """Waits for answers of trainers, and ends the process of one that gives none.
+    """Wait for answers of trainers, and kill the process of a silent trainer.
 
     A trainer is silent from the time it was asked, or answered last. It is ended when it has been silent for longer than
     the limit, or when its process has not computed at all for IDLE_S seconds, which a stopped one does not.
@@ -182,7 +182,7 @@ def _end_process(pid: int, stack: int) -> str:
 
 
 def _innermost(stack: str) -> str:
-    """The innermost frame in the user's own code, else the innermost, as `place_in` says it of an error."""
+    """Return the innermost frame in the user's code, else the innermost frame, in the form of `place_in`."""
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
     chosen = ([frame for frame in frames if is_own(frame[0])] or frames)[:1]
     return "".join(f" in {file}, line {line}, in {name}" for file, line, name in chosen)
