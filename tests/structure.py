@@ -110,6 +110,45 @@ def shared_functions() -> set[str]:
     return {name for name, count in homes.items() if count > 1}
 
 
+#: Words that point at something instead of naming it.
+POINTING = frozenset(
+    [
+        "what",
+        "those",
+        "them",
+        "it",
+        "these",
+        "that",
+        "one",
+        "other",
+        "such",
+        "else",
+        "there",
+        "some",
+        "anew",
+        "whose",
+        "this",
+        "its",
+    ]
+)
+
+
+def pointing_words() -> tuple[float, float]:
+    """(pointing words per 100 in first paragraphs of docstrings, percent of the short paragraphs with three or more)."""
+    words, pointing, short, dense = 0, 0, 0, 0
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.get_docstring(node) if isinstance(node, kinds) else None
+            if text:
+                prose = re.sub(r"`[^`]*`", " ", text.split("\n\n")[0]).lower()  # code is no prose
+                found = re.findall(r"[a-z][a-z'-]*", prose)
+                count = sum(word in POINTING for word in found)
+                words, pointing = words + len(found), pointing + count
+                short, dense = short + (len(found) <= 40), dense + (len(found) <= 40 and count >= 3)
+    return 100 * pointing / words, 100 * dense / short
+
+
 def num_keys() -> int:
     """Keys of a configuration, groups too; those of a kind of group count once."""
     from raysim.cli.completion import ConfigFile
@@ -136,6 +175,9 @@ def main() -> None:
     print(f"classes over {CLASS_LINES} lines: {len(classes)} {classes}")
     functions = too_long((ast.FunctionDef, ast.AsyncFunctionDef), FUNCTION_LINES)
     print(f"functions over {FUNCTION_LINES} lines (docstring apart): {len(functions)} {functions}")
+    print(
+        "pointing words per 100 in docstrings: {:.1f}; short docstrings with three: {:.1f} %".format(*pointing_words())
+    )
     count = len(re.findall(r"\bAny\b", everything))
     print(f"`Any`: {count}; `dict[str, Any]`: {everything.count('dict[str, Any]')}")
     arrows = floors()

@@ -14,6 +14,7 @@ from tests.structure import (
     code_lines,
     full_folders,
     num_keys,
+    pointing_words,
     shared_file_names,
     shared_functions,
     sources,
@@ -83,6 +84,12 @@ def test_the_name_of_a_public_function_stands_once():
 def test_code_lines_leave_out_blanks_comments_and_docstrings():
     text = '"""One.\n\nTwo."""\n\nx = 1  # why\n\n\ndef f():\n    """Doc."""\n    # no code\n    return """a\nb"""\n'
     assert code_lines(text) == 4
+
+
+def test_docstrings_name_things_instead_of_pointing_at_them():
+    per_100, dense = pointing_words()
+    assert per_100 <= 4
+    assert dense <= 3
 
 
 def test_constraints_min_are_the_floors_of_pyproject():

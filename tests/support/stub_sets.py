@@ -23,6 +23,7 @@ class StubSet:
     def __init__(self, path: Path):
         self.path, self.info = path, stub_info(path.stem)
         self.labels, self.splits, self.domains = stub_columns(path.stem)
+        self.targets = self.labels.astype(np.float32)  # of a regression, whose numbers decide no plan
 
     def __len__(self) -> int:
         return len(self.labels)
