@@ -112,24 +112,10 @@ def shared_functions() -> set[str]:
 
 #: Words that point at something instead of naming it.
 POINTING = frozenset(
-    [
-        "what",
-        "those",
-        "them",
-        "it",
-        "these",
-        "that",
-        "one",
-        "other",
-        "such",
-        "else",
-        "there",
-        "some",
-        "anew",
-        "whose",
-        "this",
-        "its",
-    ]
+    (
+        *("what", "those", "them", "it", "these", "that", "one", "other", "such"),
+        *("else", "there", "some", "anew", "whose", "this", "its"),
+    )
 )
 
 
