@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -242,27 +243,13 @@ def prepare(
     length: Annotated[int | None, Option(min=1, help="text: characters of a sequence; 80 if not given")] = None,
 ) -> None:
     """Convert a data set to Arrow."""
+    given = locals()  # each field of ReaderOptions is an option of the same name
     from raysim.cli.preparation import prepare_and_print
     from raysim.data.reader_api import ReaderOptions
 
-    styles = int(domains) if domains is not None and domains.lstrip("-").isdecimal() else domains
-    options = ReaderOptions(
-        size,
-        download,
-        count,
-        seed,
-        styles,
-        resize,
-        interpolation,
-        target,
-        task,
-        drop,
-        missing,
-        missing_target,
-        dates,
-        codes,
-        length,
-    )
+    if domains is not None and domains.lstrip("-").isdecimal():
+        given["domains"] = int(domains)
+    options = ReaderOptions(**{field.name: given[field.name] for field in fields(ReaderOptions)})
     prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 
 
