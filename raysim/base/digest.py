@@ -35,7 +35,7 @@ def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:
 
 
 def _parted(value: object) -> tuple[bytes, Iterable[object]]:
-    """Return (a tag for the value's type, the value's parts)."""
+    """Return (content of the value itself as bytes, its parts)."""
     if inspect.isfunction(value):
         held = [*_closure(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
         return _source_of(value).encode(), held

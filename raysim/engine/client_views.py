@@ -34,7 +34,7 @@ class Round:
         return _key(self.message) == _key(message)
 
     def follows(self, message: RoundMessage) -> bool:
-        """Whether a message belongs to another round, or to the other half of a round with latecomers."""
+        """Whether a message belongs to another round; both parts of a round with latecomers are one round."""
         return self.index != message.round_index
 
 
