@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 import raysim
 from raysim import Method
+from tests.fuzz import own_code
 
 OWN = "tests.fuzz.own_code"
 
@@ -53,6 +54,12 @@ FORMS = {
     "figure": {"report": {"figures": [f"{__name__}:heat", "bars"]}},
     "method by value": {"methods": [plain(mu=0.5)]},
     "method as a function with options": {"methods": [{plain: {"mu": 0.5}}]},
+    "model by value": {"model": {"name": own_code.net, "factor": 0.5}},
+    "metric by value": {"evaluation": {"metrics": [own_code.plain_metric]}},
+    "partition by value": {"partition": {"scheme": {parts: {"share": 0.4}}, "num_clients": 4}},
+    "reader by value": {"data": {"name": "scans", "reader": {scans: {"count": 90}}, "validation": 0.1}},
+    "logger by value": {"loggers": [silent]},
+    "augmentation by value": {"data": {"augment": {own_code.augment: {"factor": 0.9}}}},
     "augmentation": {"data": {"augment": {f"{OWN}:augment": {"factor": 0.9}}}},
     "metric": {"evaluation": {"metrics": [f"{OWN}:plain_metric"]}},
     "task": {
@@ -68,6 +75,8 @@ AXES = {
     "model.name": [f"{OWN}:net", "mlp"],
     "partition.scheme": ["iid", {f"{__name__}:parts": {"share": 0.4}}, f"{__name__}:parts"],
     "data.augment": ["none", {f"{OWN}:augment": {"factor": 0.9}}],
+    "evaluation.metrics": [[], [f"{OWN}:plain_metric"]],
+    "data.reader": [{f"{__name__}:scans": {"count": 60}}, {f"{__name__}:scans": {"count": 90}}],
     "task": ["classes", {"tests.fuzz.tasks:drawn_task": {"base": "classes", "main": "accuracy", "direction": "max"}}],
 }
 
@@ -95,8 +104,10 @@ def test_runs_of_own_code_are_reported(form, settings, tmp_path):
 
 @pytest.mark.parametrize("axis", AXES)
 def test_own_code_may_be_an_axis_of_what_is_reported(axis, settings, tmp_path):
+    form = "reader" if axis == "data.reader" else ""
+    given = {**settings, "data": own_data(settings, tmp_path / "data", form)}
     runs = [
-        raysim.run({**settings, "rounds": 1, "name": f"run-{number}"}, {axis: value}, quiet=True)
+        raysim.run({**given, "rounds": 1, "name": f"run-{number}"}, {axis: value}, quiet=True)
         for number, value in enumerate(AXES[axis])
     ]
     report = raysim.report(runs, out=tmp_path / "report", metric="server/accuracy")
