@@ -177,7 +177,7 @@ def on_scaled_targets(task: Task, mean: Sequence[float], deviation: Sequence[flo
 
     def total(outputs: Tensor, targets: Tensor) -> Tensor:
         numbers = targets.reshape(len(targets), -1)
-        standard = (numbers - numbers.new_tensor(mean)) / numbers.new_tensor(deviation)
+        standard = (numbers - _beside(numbers, mean)) / _beside(numbers, deviation)
         return task.total(outputs, standard.reshape(targets.shape))
 
     def measure(outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
@@ -188,7 +188,12 @@ def on_scaled_targets(task: Task, mean: Sequence[float], deviation: Sequence[flo
 
 def unscaled(outputs: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
     """Return (B, numbers) predictions in the units of the targets."""
-    return outputs * outputs.new_tensor(deviation) + outputs.new_tensor(mean)
+    return outputs * _beside(outputs, deviation) + _beside(outputs, mean)
+
+
+def _beside(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
+    """Return numbers as a tensor of the same type on the same device."""
+    return torch.tensor(numbers, dtype=tensor.dtype, device=tensor.device)
 
 
 def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:
