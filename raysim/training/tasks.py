@@ -193,7 +193,7 @@ def unscaled(outputs: Tensor, mean: Sequence[float], deviation: Sequence[float])
 
 def _beside(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
     """Return numbers as a tensor of the same type on the same device."""
-    return torch.tensor(numbers, dtype=tensor.dtype, device=tensor.device)
+    return torch.tensor(numbers, dtype=tensor.dtype).to(tensor.device)
 
 
 def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:
