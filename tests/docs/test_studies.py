@@ -1,14 +1,15 @@
 """The pages of studies: every number with a decimal point comes from the study's report.
 
-Such a number is in one of the reports or tables below the study's folder, rounded as the page prints it, or it is the
-difference of the means of two cells of one table that differ in a single label. A number of the study's files in
-`configs/studies` is a setting. Code is left out, and so are whole numbers, which count things.
+Such a number stands in a row of one of the reports or tables below the study's folder, rounded as the page prints it, and
+the paragraph names that row; or it is the difference of two numbers of its paragraph. A number of the study's files in
+`configs` is a setting. Code is left out, and so are whole numbers, which count things.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, Decimal
 from itertools import combinations
 from pathlib import Path
@@ -16,45 +17,66 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDER, FILES = ROOT / "docs" / "studies", ROOT / "configs" / "studies"
+FOLDER, CONFIGS = ROOT / "docs" / "studies", ROOT / "configs"
 CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)")
+#: A paragraph, an entry of a list, or a row of a table.
+PARAGRAPH = re.compile(r"\n\s*\n|\n(?=- )|\n(?=\|)")
 
 #: Pages that are older than this rule: they also tell what is in progress.csv, whose runs are gone.
 OLDER = ("livar_digits", "univarfl_shapes")
 STUDIES = [path.parent for path in sorted(FOLDER.glob("*/README.md")) if path.parent.name not in OLDER]
+
+Cell = tuple[Decimal, frozenset[str]]  # a number of a report, and the words that name its row
 
 
 def numbers(text: str) -> list[Decimal]:
     return [Decimal(found) for found in NUMBER.findall(text)]
 
 
-def reported(study: Path) -> set[Decimal]:
-    """All numbers of the reports and tables of a study, and the differences of means of neighbouring cells."""
-    found = {number for path in study.rglob("report.md") for number in numbers(path.read_text())}
+def words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+(?:\.[a-z0-9]+)*", text.lower()))
+
+
+def reported(study: Path) -> list[Cell]:
+    """The numbers of a study's reports and tables, each with the words of its row."""
+    cells: list[Cell] = []
+    for path in study.rglob("report.md"):
+        row = frozenset[str]()
+        for line in path.read_text().splitlines():
+            first, _, rest = line.strip("|").partition("|")
+            if not line.startswith("|"):
+                row, rest = words(line), line
+            elif "&nbsp;" not in first:  # a row below another one, such as its published numbers, has that one's name
+                row = words(first)
+            cells += [(number, row) for number in numbers(rest)]
     for path in study.rglob("table.csv"):
-        rows = [row for row in csv.DictReader(path.open()) if row["mean"]]
-        cells = [(labels_of(row), Decimal(row["mean"])) for row in rows]
-        found |= {number for row in rows for number in (Decimal(row["mean"]), Decimal(row["std"] or 0))}
-        found |= {abs(mean - other) for (one, mean), (two, other) in combinations(cells, 2) if len(one ^ two) == 2}
-    return found
-
-
-def labels_of(row: dict[str, str]) -> frozenset[tuple[str, str]]:
-    """(label, value) of what stands before the metric in a row of table.csv."""
-    names = list(row)
-    return frozenset((name, row[name]) for name in names[: names.index("metric")] if row[name])
+        for line in csv.DictReader(path.open()):
+            names = list(line)
+            row = words(" ".join(line[name] or "" for name in names[: names.index("metric")]))
+            columns = ("mean", "std", "published_mean", "published_std", "difference")
+            cells += [(abs(Decimal(line[name])), row) for name in columns if line.get(name)]
+    return cells
 
 
 def settings(text: str) -> set[Decimal]:
-    """The numbers of the files in configs/studies that a page names."""
-    files = {FILES / name for name in re.findall(r"configs/studies/(\w+\.yaml)", text)}
+    """The numbers of the files in configs that a page names."""
+    files = {CONFIGS / name for name in re.findall(r"configs/([\w/]+\.(?:yaml|csv))", text)}
     return {Decimal(found) for path in files for found in re.findall(r"\d+(?:\.\d+)?", path.read_text())}
 
 
-def unknown(text: str, known: set[Decimal]) -> list[str]:
-    """Numbers of a text that no known one rounds to."""
-    return [str(number) for number in numbers(CODE.sub(" ", text)) if not any(rounds(one, number) for one in known)]
+def unknown(text: str, cells: list[Cell], known: set[Decimal]) -> list[str]:
+    """Numbers of a text that are no setting, no cell of a row that their paragraph names, and no difference in it."""
+    return [str(number) for paragraph in PARAGRAPH.split(text) for number in _unknown(paragraph, cells, known)]
+
+
+def _unknown(paragraph: str, cells: list[Cell], known: set[Decimal]) -> Iterator[Decimal]:
+    prose = CODE.sub(" ", paragraph)
+    here, there = words(paragraph), numbers(prose)
+    named = {number for number, row in cells if row & here} | known
+    found = [number for number in there if any(rounds(exact, number) for exact in named)]
+    differences = {abs(one - two) for one, two in combinations(found, 2)}
+    yield from (number for number in there if number not in found and number not in differences)
 
 
 def rounds(exact: Decimal, printed: Decimal) -> bool:
@@ -63,24 +85,37 @@ def rounds(exact: Decimal, printed: Decimal) -> bool:
 
 
 def test_numbers_are_rounded_settings_apart_and_code_left_out():
-    known = {Decimal("88.454"), Decimal("-1.25"), Decimal("0.5")}
-    assert (
-        unknown("88.5 and 88.45, 1.2 or 1.3 less at alpha 0.5; `0.7` is code, 12 a count", {*known, Decimal("1.25")})
-        == []
+    cells = [(Decimal("88.454"), words("FedVG")), (Decimal("1.25"), words("FedVG"))]
+    text = "FedVG has 88.5 and 88.45, 1.2 or 1.3 less at alpha 0.5; `0.7` is code, 12 a count"
+    assert unknown(text, cells, {Decimal("0.5")}) == []
+    assert unknown("FedVG has 88.4 against 0.51; version 1.2.3", cells, set()) == ["88.4", "0.51"]
+
+
+def test_a_number_stands_beside_the_name_of_its_row_and_a_difference_beside_its_two_numbers():
+    cells = [(Decimal("50.00"), words("FedAvg")), (Decimal("53.50"), words("FedVG"))]
+    assert unknown("FedVG has 53.50, FedAvg 50.00: 3.50 points", cells, set()) == []
+    assert unknown("FedVG is 3.50 points ahead\n\nFedAvg has 53.50", cells, set()) == ["3.50", "53.50"]
+
+
+def test_cells_are_read_with_the_name_of_their_row(tmp_path):
+    (tmp_path / "report.md").write_text(
+        "| method | a |\n|---|---|\n| FedVG | 61.25 |\n| &nbsp;&nbsp;published | 60.5 |"
     )
-    assert unknown("88.4 against 0.51; version 1.2.3", known) == ["88.4", "0.51"]
-
-
-def test_differences_are_of_cells_that_differ_in_one_label(tmp_path):
-    lines = ["method,alpha,metric,mean,std", "A,0.1,accuracy,50,", "B,0.1,accuracy,53.5,", "B,0.5,accuracy,61,1.25"]
+    lines = ["method,alpha,metric,mean,std", "A,0.1,accuracy,53.5,", "B,0.5,accuracy,61,1.25"]
     (tmp_path / "table.csv").write_text("\n".join(lines))
-    assert reported(tmp_path) == {Decimal(number) for number in ("50", "53.5", "61", "0", "1.25", "3.5", "7.5")}
+    assert reported(tmp_path) == [
+        (Decimal("61.25"), {"fedvg"}),
+        (Decimal("60.5"), {"fedvg"}),
+        (Decimal("53.5"), {"a", "0.1"}),
+        (Decimal("61"), {"b", "0.5"}),
+        (Decimal("1.25"), {"b", "0.5"}),
+    ]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
-def test_numbers_of_a_page_are_those_of_its_report(study: Path):
+def test_numbers_of_a_page_are_those_of_the_rows_that_it_names(study: Path):
     text = (study / "README.md").read_text()
-    assert unknown(text, reported(study) | settings(text)) == []
+    assert unknown(text, reported(study), settings(text)) == []
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
@@ -88,4 +123,4 @@ def test_numbers_of_the_gallery_are_those_of_the_reports(study: Path):
     sections = (FOLDER / "README.md").read_text().split("\n## ")
     (section,) = [section for section in sections if f"]({study.name}/README.md)" in section]
     page = (study / "README.md").read_text()
-    assert unknown(section, reported(study) | settings(page)) == []
+    assert unknown(section, reported(study), settings(page)) == []
