@@ -199,7 +199,7 @@ def prepare(
     save_as: Annotated[str | None, Option("--as", help="name of the prepared set, if not NAME")] = None,
     download: Annotated[bool, Option("--download", help="fetch missing source files into --root")] = False,
     size: Annotated[int | None, Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
-    count: Annotated[int | None, Option(help="shapes: number of images")] = None,
+    count: Annotated[int | None, Option(min=1, help="shapes: number of images")] = None,
     seed: Annotated[int | None, Option(help="shapes: seed of the drawings")] = None,
     domains: Annotated[
         str | None,
@@ -247,8 +247,6 @@ def prepare(
     from raysim.cli.preparation import prepare_and_print
     from raysim.data.reader_api import ReaderOptions
 
-    if domains is not None and domains.lstrip("-").isdecimal():
-        given["domains"] = int(domains)
     options = ReaderOptions(**{field.name: given[field.name] for field in fields(ReaderOptions)})
     prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
 

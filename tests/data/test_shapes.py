@@ -44,7 +44,7 @@ def test_shapes_have_every_class_in_every_domain(tmp_path):
     assert "SYNTHETIC" in source.info.source
     again, _, _ = prepared("shapes", None, tmp_path, options=options)
     assert again.info == source.info
-    for wrong in ({"count": 0}, {"size": 4}, {"domains": 7}):
+    for wrong in ({"size": 4}, {"domains": 7}, {"domains": "two"}):
         with pytest.raises(DataError, match=f"--{next(iter(wrong))} must be"):
             prepare("shapes", tmp_path, again=True, options=ReaderOptions(**wrong))
 

@@ -68,6 +68,13 @@ def test_codes_number_the_sorted_words(table, tmp_path):
     np.testing.assert_array_equal(inputs[:, 1:3], [[1, 1], [0, 0], [1, 1]])
 
 
+def test_a_column_whose_name_is_a_number_is_found(table, tmp_path):
+    words = ["prepare", "table", "--root", str(table("a,007,y\n1,x,0\n2,z,1\n")), "--target", "y", "--domains", "007"]
+    result = CliRunner().invoke(app, [*words, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert PreparedSet(set_path(tmp_path, "table")).info.domains == ("x", "z")
+
+
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
 @pytest.mark.parametrize(
     ("target", "asked", "task", "names", "values", "kind"),

@@ -161,4 +161,4 @@ def test_the_command_prepares_a_text(tmp_path):
     assert "text: 7 inputs (6,), 24 tokens, 2 domains, sha256" in result.stdout
     assert "left out: 1 speaker with fewer than 7 characters" in result.stdout
     result = CliRunner().invoke(app, ["prepare", "shapes", "--domains", "speakers", "--out", str(tmp_path)])
-    assert "--domains must be a number, got 'speakers'" in str(result.exception)
+    assert "--domains must be 1..6, got speakers" in str(result.exception)

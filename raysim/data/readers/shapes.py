@@ -22,20 +22,16 @@ STYLES = ("plain", "texture", "colour", "noise", "outline", "gradient")
 def read_shapes(request: Request) -> Contents:
     """The set of `--count` images (60,000) of `--size` pixels (32) in `--domains` styles (4) from `--seed` (0)."""
     options = request.options
-    if isinstance(options.domains, str):
-        raise DataError(f"--domains must be a number, got {options.domains!r}", request.name, "change the option")
-    numbers = {}
-    for name, default, low, high in (("count", 60_000, 1, None), ("size", 32, 8, None), ("domains", 4, 1, len(STYLES))):
-        value = getattr(options, name)
-        numbers[name] = default if value is None else value
-        if numbers[name] < low or (high is not None and numbers[name] > high):
-            limit = f">= {low}" if high is None else f"{low}..{high}"
-            raise DataError(f"--{name} must be {limit}, got {numbers[name]}", request.name, "change the option")
-    count, size, num_domains = numbers.values()
+    domains = "4" if options.domains is None else str(options.domains)
+    if not (domains.isdecimal() and 1 <= int(domains) <= len(STYLES)):
+        raise DataError(f"--domains must be 1..{len(STYLES)}, got {domains}", request.name, "change the option")
+    count, size = options.count or 60_000, options.size or 32
+    if size < 8:
+        raise DataError(f"--size must be >= 8, got {size}", request.name, "change the option")
     if text := memory_fault(size * size * PIXEL_BYTES):
         raise DataError(f"an image of {size} x {size} pixels {text}", request.name, "choose a smaller --size")
-    batches = shape_batches(count, size=size, seed=options.seed or 0, num_domains=num_domains)
-    return Contents(tuple(SHAPES), batches, (), count, STYLES[:num_domains])
+    batches = shape_batches(count, size=size, seed=options.seed or 0, num_domains=int(domains))
+    return Contents(tuple(SHAPES), batches, (), count, STYLES[: int(domains)])
 
 
 def shape_batches(count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None) -> Iterator[SetRows]:

@@ -83,10 +83,10 @@ def read_table_files(request: Request) -> Contents:
     if not request.options.target:
         raise DataError("a table needs a target", str(request.root), "give --target COLUMN, or --target A,B,C")
     table = _read(request.root)
-    return table_contents(table, _listed(request.options.target, table), request.options)
+    return table_contents(table, _column_names(request.options.target, table), request.options)
 
 
-def _listed(names: str | Sequence[str], table: TableRows) -> list[str]:
+def _column_names(names: str | Sequence[str], table: TableRows) -> list[str]:
     """Names of columns, given as a list or with commas between them; a name may itself hold a comma."""
     if not isinstance(names, str):
         return list(names)
@@ -184,20 +184,20 @@ def table_contents(
       DataError: columns that are not there, missing values without `options.missing`, numbers that are not finite, targets
         that are none of the task.
     """
-    domain, dropped = options.domains, _listed(options.drop, table) if options.drop else []
-    names = [*targets, *([str(domain)] if domain is not None else [])]
+    domain = None if options.domains is None else str(options.domains)
+    dropped = _column_names(options.drop, table) if options.drop else []
+    names = [*targets] if domain is None else [*targets, domain]
     _check_names(table, [*names, *dropped])
     inputs = [name for name in table.frame if name not in (*names, *dropped) or (keeps_domain and name == domain)]
     if not inputs:
         raise DataError("no column is left for the inputs", str(table.files[0]), "give a table with further columns")
-    if options.dates:
-        table = _with_days(table, inputs, options.dates)
+    table, days = _with_days(table, inputs, options.dates) if options.dates else (table, [])
     table, left_out = _without_missing(table, inputs, names, options)
     task, classes, values = _target(table, targets, options.task)
-    rows, columns, reading = _inputs(table, inputs, options)
+    rows, columns, reading = _inputs(table, inputs, days, options)
     if domain is not None and not _is_numeric(table.frame[domain]):
-        _refuse_written_numbers(table, str(domain), {})
-    domains, owners = ((), None) if domain is None else _named(table, str(domain))
+        _refuse_written_numbers(table, domain, {})
+    domains, owners = ((), None) if domain is None else _named(table, domain)
     reading["target"] = [f"{', '.join(targets)} ({task})"]
     reading["domains"] = [f"{domain} ({len(domains)})"] * (domain is not None)
     reading["dropped"] = dropped
@@ -208,12 +208,12 @@ def table_contents(
     )
 
 
-def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> TableRows:
-    """The table with each input column of dates as float64 days since 1970-01-01."""
+def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> tuple[TableRows, list[str]]:
+    """(the table with each input column of dates as float64 days since 1970-01-01, the names of these columns)."""
     import pandas as pd
     from pandas.api.types import is_datetime64_any_dtype
 
-    frame = table.frame.copy()
+    frame, names = table.frame.copy(), []
     for name in inputs:
         column = frame[name]
         if not is_datetime64_any_dtype(column.dtype):
@@ -231,8 +231,8 @@ def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> TableRows
                 )
         days = (column - pd.Timestamp(0, tz=column.dt.tz)) / pd.Timedelta(days=1)
         frame[name] = days.astype("Float64")
-        frame.attrs[name] = "days"
-    return replace(table, frame=frame)
+        names.append(name)
+    return replace(table, frame=frame), names
 
 
 def _check_names(table: TableRows, names: Sequence[str]) -> None:
@@ -279,7 +279,7 @@ def _without_missing(
 
 
 def _inputs(
-    table: TableRows, inputs: Sequence[str], options: ReaderOptions
+    table: TableRows, inputs: Sequence[str], days: Sequence[str], options: ReaderOptions
 ) -> tuple[np.ndarray, tuple[str, ...], dict[str, list[str]]]:
     """((n, entries) float32, names of the entries, how a column was read -> columns), in the order of the columns."""
     splits = table.splits
@@ -304,7 +304,7 @@ def _inputs(
         entries = list(map(str, transform.get_feature_names_out([name])))
         names += entries
         if column.dtype == np.float64:
-            reading["dates, in days" if name in table.frame.attrs else "numbers"].append(name)
+            reading["dates, in days" if name in days else "numbers"].append(name)
         else:
             count = column[is_training].nunique() if options.codes else len(entries)
             reading["words, numbered" if options.codes else "words, one-hot"].append(f"{name} ({count})")
