@@ -104,7 +104,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def keys_page() -> str:
     """Every key of a configuration as tables, a section for each group, from the schema."""
-    from raysim.cli.completion import ConfigFile
+    from raysim.cli.json_schema import ConfigFile
 
     schema = ConfigFile.model_json_schema()
     groups = {"": schema, **dict(_groups(schema, schema["$defs"]))}

@@ -137,7 +137,7 @@ def pointing_words() -> tuple[float, float]:
 
 def num_keys() -> int:
     """Keys of a configuration, groups too; those of a kind of group count once."""
-    from raysim.cli.completion import ConfigFile
+    from raysim.cli.json_schema import ConfigFile
 
     schema = ConfigFile.model_json_schema()
     return sum(len(kind.get("properties", ())) for kind in (schema, *schema["$defs"].values()))

@@ -69,8 +69,7 @@ def _by_granularity(cells: Sequence[Cell], without: Sequence[str]) -> dict[str, 
 def weights(report: ReportContents) -> Iterator[Figure]:
     """Aggregation weight of each client; dotted: equal weights.
 
-    A panel for the first seed of each cell. The line of `report.client` is bold; by default client 1 of partition
-    nine_plus_one, the balanced one.
+    A panel for the first seed of each cell. In partition nine_plus_one the line of client 1, the balanced one, is bold.
 
     Missing: no run recorded clients.
     """
@@ -79,8 +78,7 @@ def weights(report: ReportContents) -> Iterator[Figure]:
         figure, panels = panel_grid(len(runs), width=3.3, height=2.6)
         for axes, (name, run, table) in zip(panels, runs, strict=True):
             is_nine_plus_one = (run.read_config().get("partition") or {}).get("scheme") == "nine_plus_one"
-            bold = 1 if report.group.client is None and is_nine_plus_one else report.group.client
-            _weights(axes, table.to_pandas().sort_values("round", kind="stable"), bold)
+            _weights(axes, table.to_pandas().sort_values("round", kind="stable"), 1 if is_nine_plus_one else None)
             axes.set_title(wrap(name), fontsize=9)
             axes.set(ylabel="aggregation weight", ylim=(0, None))
             rounds_below(axes)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 import torch
 
-from methods.livar.importance import bins_of
+from methods.livar.importance import CUTS, bins_of
+
+#: Fewest rows in a leaf of a tree.
+MIN_LEAF = 5
 
 #: Coefficients are shares of a sum, so a cell that comes out at 0 or below (an empty one may) is lifted to this.
 SMALLEST = 1e-6
@@ -28,7 +31,6 @@ def rows_of_run(
     importance: np.ndarray,
     num_examples: np.ndarray,
     coefficients: np.ndarray,
-    cuts: Sequence[Sequence[float]],
 ) -> pd.DataFrame:
     """A row for each layer and each client with a step.
 
@@ -40,7 +42,7 @@ def rows_of_run(
     """
     width = len(layers)
     rows = pd.DataFrame({"run": run, "client": np.repeat(clients, width), "layer": [*layers] * len(clients)})
-    for factor, bins in enumerate(bins_of(torch.from_numpy(importance), cuts)):
+    for factor, bins in enumerate(bins_of(torch.from_numpy(importance))):
         name = "ab"[factor]
         rows[f"importance_{name}"] = importance[..., factor].ravel()
         rows[f"quantile_{name}"] = quantile_ranks(importance[..., factor].ravel())
@@ -71,28 +73,20 @@ class Explanation:
     features: tuple[str, ...]
 
 
-def explain(
-    rows: pd.DataFrame,
-    *,
-    features: Literal["quantile", "raw"],
-    count_feature: bool,
-    trees: int,
-    min_leaf: int,
-    seed: int,
-) -> Explanation:
+def explain(rows: pd.DataFrame, *, count_feature: bool, trees: int) -> Explanation:
     """A random forest from importances to coefficients, and the SHAP values of its training rows (tree explainer).
 
+    Importances are ranks inside their run: a table is applied to quantiles.
+
     Args:
-      features: importances as ranks inside their run, which is what a table is applied to, or as they are.
       count_feature: n_i is a third feature (appendix B).
     """
     import shap
     from sklearn.ensemble import RandomForestRegressor
 
-    kind = "quantile" if features == "quantile" else "importance"
-    names = [f"{kind}_a", f"{kind}_b", *(["num_examples"] if count_feature else [])]
+    names = ["quantile_a", "quantile_b", *(["num_examples"] if count_feature else [])]
     inputs = np.ascontiguousarray(rows[names])
-    forest = RandomForestRegressor(trees, min_samples_leaf=min_leaf, oob_score=True, random_state=seed, n_jobs=1)
+    forest = RandomForestRegressor(trees, min_samples_leaf=MIN_LEAF, oob_score=True, random_state=0, n_jobs=1)
     forest.fit(inputs, rows["coefficient"].to_numpy())
     explainer = shap.TreeExplainer(forest)
     contributions = np.asarray(explainer.shap_values(inputs), dtype=float)
@@ -152,9 +146,7 @@ class Result(TypedDict):
     settings: dict[str, object]
 
 
-def calibration(
-    rows: pd.DataFrame, explanation: Explanation, cuts: Sequence[Sequence[float]], settings: dict[str, object]
-) -> Result:
+def calibration(rows: pd.DataFrame, explanation: Explanation, settings: dict[str, object]) -> Result:
     """The table of the rows, and the numbers beside it. settings: kept as they are."""
     table, counts = table_from(explanation, rows[["bin_a", "bin_b"]].to_numpy())
     quantiles = (
@@ -165,7 +157,7 @@ def calibration(
     shap_values = dict(zip(explanation.features, explanation.contributions.T, strict=True))
     return {
         "table": table.tolist(),
-        "cuts": [[float(cut) for cut in pair] for pair in cuts],
+        "cuts": [[float(cut) for cut in pair] for pair in CUTS],
         "counts": counts.tolist(),
         "base": explanation.base,
         "oob_r2": explanation.oob_r2,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from methods.moments import one_thread
 
-Constraint = Literal["nonnegative", "simplex", "box"]
+#: Pull of the coefficients towards 1/K, as a share of the mean squared update.
+RIDGE = 1e-6
 
 
 def gram(a: Tensor, b: Tensor) -> np.ndarray:
@@ -25,22 +24,18 @@ def gram(a: Tensor, b: Tensor) -> np.ndarray:
         return np.asarray((left * right).sum((2, 3)))
 
 
-def target_coefficients(
-    inner: np.ndarray, target: np.ndarray, *, constraint: Constraint = "nonnegative", ridge: float = 1e-6
-) -> np.ndarray:
-    """argmin ||dW_joint - sum_i lambda_i dW_i||^2 + tau ||lambda - 1/K||^2 (eq. 4), tau = ridge trace(G) / K.
+def target_coefficients(inner: np.ndarray, target: np.ndarray, *, ridge: float = RIDGE) -> np.ndarray:
+    """argmin ||dW_joint - sum_i lambda_i dW_i||^2 + tau ||lambda - 1/K||^2 over lambda >= 0 (eq. 4), tau = ridge trace(G) / K.
 
     The ridge settles what the data leave open: identical clients get equal shares of what one of them would get. The
-    paper's constraint is lost. Solved by SciPy; the simplex through the least-norm form of the same problem: with
-    sum lambda = 1 the target moves into the matrix, and u >= 0 with u nearly summing to 1 is u = s lambda at its best.
+    paper's constraint is lost; coefficients are not negative here.
 
     Args:
       inner: (K, K), G, from `gram`; target: (K,), <dW_i, dW_joint>.
-      constraint: lambda >= 0; "simplex": and sum lambda = 1; "box": 0 <= lambda <= 1.
     Returns:
       (K,) float64; 1/K where no client moved.
     """
-    from scipy.optimize import lsq_linear, nnls
+    from scipy.optimize import nnls
 
     count = len(target)
     tau = ridge * np.trace(inner) / count
@@ -52,11 +47,4 @@ def target_coefficients(
     roots = np.sqrt(values[is_there])
     matrix = roots[:, None] * vectors[:, is_there].T
     wanted = vectors[:, is_there].T @ (target + tau / count) / roots
-    if constraint == "nonnegative":
-        return np.asarray(nnls(matrix, wanted)[0])
-    if constraint == "box":
-        return np.asarray(lsq_linear(matrix, wanted, bounds=(0, 1), method="bvls", tol=1e-14).x)
-    moved = matrix - wanted[:, None]
-    moved = moved / max(np.abs(moved).max(), np.finfo(float).tiny)
-    shares = nnls(np.vstack([moved, np.ones(count)]), np.append(np.zeros(len(moved)), 1.0))[0]
-    return np.asarray(shares / shares.sum())
+    return np.asarray(nnls(matrix, wanted)[0])

@@ -63,12 +63,6 @@ def counts_given(key: str) -> Counts:
     return Counts(key, "a value other than null", lambda value, _: value is not None)
 
 
-def counts_holding(key: str, *values: object) -> Counts:
-    """The option applies if a list contains a listed value; null stands for a default that contains none."""
-    words = f"that has {_either(values)}"
-    return Counts(key, words, lambda value, _: isinstance(value, list) and any(each in value for each in values))
-
-
 def counts_empty(key: str) -> Counts:
     """It counts where a list or mapping is empty."""
     return Counts(key, "empty", lambda value, _: not value)

@@ -61,7 +61,7 @@ def direction_of(metric: str, given: Direction | None = None, *, key: str = "mod
     declared = [each for each in DIRECTIONS if f"{bare}_".startswith(f"{each}_")]
     found = DIRECTIONS[max(declared, key=len)] if declared else None
     if found is None:
-        text = f"{bare!r} does not say which of its values are better; set max or min, or {bare}.direction in its code"
+        text = f"{bare!r} does not say which of its values are better; take another metric, or set {bare}.direction in its code"
         raise ConfigError([Fault(key, text)], "the configuration")
     return found
 

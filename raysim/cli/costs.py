@@ -112,7 +112,7 @@ def _machine() -> dict[str, float]:
 
 def _trainers(config: Config) -> int:
     """Return the number of trainers that fit on this machine at once, ignoring custom resources."""
-    room = _machine() | dict.fromkeys(config.resources.named, 1e6)
+    room = _machine() | dict.fromkeys(config.resources.custom, 1e6)
     taken = resolve_resources(config, [room], may_grow=True)
     needs = {"CPU": taken.cpus_per_trainer, "GPU": taken.gpus_per_trainer if room["GPU"] else 0.0}
     fits = min(int(room[name] / each + 1e-9) for name, each in needs.items() if each)

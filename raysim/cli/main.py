@@ -18,19 +18,10 @@ from raysim.base.commands import command
 from raysim.base.errors import ConfigError
 from raysim.base.own_code import refuse_shadows
 from raysim.base.uri import is_uri
-from raysim.cli.arguments import (
-    GridOverrides,
-    Overrides,
-    Planned,
-    Scaled,
-    complete_methods,
-    configuration,
-    shipped_names,
-)
+from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
 from raysim.cli.terminal import (
-    CLOSED,
     LiveLine,
     Progress,
     command_began,
@@ -64,7 +55,7 @@ def common_options(
 
 @app.command()
 def run(
-    config: Annotated[str, configuration("a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
+    config: Annotated[str, Argument(help="a YAML file, or a recipe's name, as in paper:fedvg/table_A3")],
     overrides: Overrides = None,
     print_config: Annotated[bool, Option("--print-config", help="print the complete configuration and stop")] = False,
     is_scaled: Scaled = False,
@@ -73,15 +64,12 @@ def run(
     """Run a federation and write its run directory."""
     from raysim import launch
     from raysim.config import parse_config, parse_overrides
-    from raysim.config.reading import as_file, several_values
+    from raysim.config.reading import as_file
 
     values = parse_overrides(overrides or [])
     raw, source = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line")
     _note_before(is_scaled)
     parsed, faults = parse_config(raw)
-    several = several_values(overrides or [], config)
-    if any(fault.key in several for fault in faults):
-        raise ConfigError([several.get(fault.key, fault) for fault in faults], source)
     if print_config:
         import yaml
 
@@ -121,7 +109,7 @@ def run(
 
 @app.command()
 def tune(
-    config: Annotated[str, configuration("a YAML file with a `tune` group, or a recipe's name")],
+    config: Annotated[str, Argument(help="a YAML file with a `tune` group, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     is_planned: Planned = False,
@@ -145,7 +133,7 @@ def tune(
 
 @app.command()
 def calibrate(
-    config: Annotated[str, configuration("a YAML file with a `calibrate` group, or a recipe's name")],
+    config: Annotated[str, Argument(help="a YAML file with a `calibrate` group, or a recipe's name")],
     overrides: Overrides = None,
     is_scaled: Scaled = False,
     beside: Annotated[
@@ -170,7 +158,7 @@ def _note_before(is_scaled: bool) -> None:
 
 @app.command()
 def partition(
-    config: Annotated[str, configuration("a YAML file of a run or a sweep, or a recipe's name")],
+    config: Annotated[str, Argument(help="a YAML file of a run or a sweep, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     out_dir: Annotated[Path | None, Option("--out", help="folder; by default partitions/NAME")] = None,
@@ -258,7 +246,6 @@ def methods(
         Argument(
             metavar="[NAME | KEY=VALUE ...]",
             help="a method or a model; or with --model, settings of the model group, as in stem=small",
-            autocompletion=complete_methods,
         ),
     ] = None,
     model: Annotated[str | None, Option(help="print the layer blocks of this model instead")] = None,
@@ -341,11 +328,11 @@ def status(
         list[str] | None,
         Argument(
             metavar="[PLACE...]",
-            help="folders or URIs that hold runs and sweeps, by default runs; http://HOST:8265 or HOST:PORT of a cluster",
+            help="folders or URIs that hold runs and sweeps, by default runs",
         ),
     ] = None,
 ) -> None:
-    """Show how far runs and sweeps are, from their files, or the jobs of a running cluster; changes nothing."""
+    """Show how far runs and sweeps are, from their files; changes nothing."""
     from raysim.cli.overview import show_places
 
     show_places(places or ["runs"])
@@ -355,10 +342,7 @@ def status(
 def recipes(
     name: Annotated[
         str | None,
-        Argument(
-            help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster",
-            autocompletion=shipped_names,
-        ),
+        Argument(help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster"),
     ] = None,
     target: Annotated[str | None, Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")] = None,
     is_copy: Annotated[bool, Option("--copy", help="copy it, with the files it needs as its base")] = False,
@@ -376,7 +360,7 @@ def schema() -> None:
     """Print the JSON schema of a configuration file, by which editors complete and check YAML."""
     import json
 
-    from raysim.cli.completion import json_schema
+    from raysim.cli.json_schema import json_schema
 
     out.out(json.dumps(json_schema(), indent=1))
 
@@ -395,7 +379,7 @@ def doctor(
 
 @app.command()
 def submit(
-    config: Annotated[str, configuration("a YAML file below the working directory, or a recipe's name")],
+    config: Annotated[str, Argument(help="a YAML file below the working directory, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
     verb: Annotated[str | None, Option(help="run, tune, calibrate or partition; by default as the file says")] = None,
@@ -425,8 +409,6 @@ def main() -> None:
         raise
     except Exception as error:
         line, status = told(error)
-        if out.is_closed:
-            line, status = f"standard output was closed: {line}", CLOSED
         err.print(line, markup=False)
         _end_process(status)
         sys.exit(status)

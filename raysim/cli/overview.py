@@ -1,8 +1,7 @@
-"""`raysim status`: runs and sweeps of a storage, from their files, and the jobs of a cluster."""
+"""`raysim status`: runs and sweeps of a storage, from their files."""
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections import Counter
@@ -22,9 +21,6 @@ from raysim.cli.terminal import print_table
 from raysim.config import located_path
 from raysim.folders.filesystems import FAILURES, Stamp, reached_folder, stamps
 from raysim.folders.run_folder import MARKS, RunFolder
-
-#: What an address of a cluster looks like: of its dashboard, or of its head.
-ADDRESS = re.compile(r"https?://.+|auto|[\w.-]+:\d+")
 
 #: The small files that tell how far a run is, and which folder is a sweep's.
 TELLING = {"config.yaml", "progress.csv", "sweep.yaml", "records.sha256", *MARKS}
@@ -47,16 +43,13 @@ def show_places(places: Sequence[str]) -> None:
     """Print a table for each place.
 
     Args:
-      places: folders, URIs, and addresses of clusters.
+      places: folders and URIs.
     Raises:
-      DataError: a place without runs, or that cannot be read. RaysimError: no cluster answers.
+      DataError: a place without runs, or that cannot be read.
     """
     for place in places:
-        if ADDRESS.fullmatch(place) and not Path(place).exists():
-            print_table(_jobs_table(place))
-        else:
-            with _telling_files(place) as (folder, changed):
-                print_table(_runs_table(place, folder, changed))
+        with _telling_files(place) as (folder, changed):
+            print_table(_runs_table(place, folder, changed))
 
 
 @contextmanager
@@ -65,7 +58,7 @@ def _telling_files(place: str) -> Iterator[tuple[Path, Mapping[str, Stamp]]]:
     if not is_uri(place):
         folder = located_path(Path(place))
         if not folder.is_dir():
-            raise DataError("no such folder", str(folder), "give a storage, a run directory, a sweep, or a cluster")
+            raise DataError("no such folder", str(folder), "give a storage, a run directory or a sweep")
         yield folder, stamps(folder)
         return
     source = reached_folder(place)
@@ -115,17 +108,6 @@ def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str,
     scores = [f"{column.removeprefix('server/')} {float(row[column]):.4f}" for row in rows if row.get(column)]
     rounds = max(rounds, len(rows))  # a method may work in a round behind the last
     return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", at_s)
-
-
-def _jobs_table(address: str) -> Table:
-    """A row a job of the cluster, the newest first."""
-    from raysim.engine.ray.jobs import jobs_at
-
-    mend = "is it running, and do RAY_AUTH_MODE and the token match? A dashboard's address is http://HOST:8265"
-    with explained("no cluster answers", address, mend, OSError, RuntimeError, to=RaysimError):
-        jobs = jobs_at(address)
-    rows = {job.name: (job.status.lower(), _age(job.began_s), job.command) for job in jobs}
-    return _table(f"jobs at {address}", ("job", "state", "began", "command"), rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:

@@ -89,14 +89,13 @@ def _without_ranges(raw: Mapping[str, object]) -> Settings:
     tune = listed.get("tune")
     if not isinstance(tune, dict):
         return listed
-    for name, space in sweep.spaces(listed).items():
-        tune[name] = {
-            axis: domain
-            for axis, domain in space.items()
-            if sweep.is_listed(domain) or sweep.head(axis) in ("data", "partition", "seed")
-        }
-    left = sweep.axes_as_written(listed)
-    tune["only"] = {axis: others for axis, others in (tune.get("only") or {}).items() if {axis, *others} <= left.keys()}
+    left = {
+        axis: domain
+        for axis, domain in sweep.axes_as_written(listed).items()
+        if sweep.is_listed(domain) or sweep.head(axis) in ("data", "partition", "seed")
+    }
+    only = {axis: others for axis, others in (tune.get("only") or {}).items() if {axis, *others} <= left.keys()}
+    listed["tune"] = {**tune, "param_space": left, "only": only}
     return listed
 
 

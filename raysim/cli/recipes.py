@@ -38,11 +38,6 @@ def show(name: str | None, target: str | None, *, is_copy: bool) -> None:
         out.out(shipped_file(name)[1].read_text(), end="")
 
 
-def file_names() -> list[str]:
-    """Return completions after `raysim recipes`: names without the kind, since a colon ends a word there."""
-    return [*KINDS, *(name.partition(":")[2] for kind in KINDS for name in shipped_files(kind))]
-
-
 def listing(*kinds: str) -> Table:
     """Names and what they are. Bases, which are no recipes by themselves, are left out."""
     table = Table("name", "what", box=None, pad_edge=False)

@@ -4,72 +4,28 @@ from __future__ import annotations
 
 import io
 import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
-from rich.control import Control
+from rich.console import Console
 from rich.errors import LiveError
 from rich.markup import escape
-from rich.segment import Segment
 from rich.status import Status
 from rich.table import Table
 
 from raysim.base.direction import SUMMARY, main_of
 from raysim.base.progress import Listener, clock
-from raysim.base.texts import round_name, visible
+from raysim.base.texts import round_name
 
 if TYPE_CHECKING:
     from raysim.base.settings import Settings
     from raysim.engine.round_metrics import RoundRecord
     from raysim.folders.run_folder import RunFolder
 
-#: Exit status where standard output was closed, as of a program that SIGPIPE ends.
-CLOSED = 128 + signal.SIGPIPE
-
-
-class Output(Console):
-    """Standard output. When its reader has gone, as in `raysim run ... | head -1`, the work ends as by a signal."""
-
-    is_closed = False
-
-    def on_broken_pipe(self) -> None:
-        """Called by rich: nothing more is written; a run or a sweep ends after a checkpoint, all else at once."""
-        Output.is_closed = self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if callable(signal.getsignal(signal.SIGTERM)) and threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGTERM)  # a run has its own handler
-        else:
-            sys.exit(CLOSED)
-
-
-class Visible(RenderHook):
-    """Control characters in what is printed, as in a label of somebody else's run, are shown and not sent."""
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(each) if not isinstance(each, Control) else each for each in renderables]
-
-
-@dataclass(frozen=True)
-class _Shown:
-    inner: ConsoleRenderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for segment in console.render(self.inner, options):
-            yield segment if segment.control else Segment(visible(segment.text, keep="\n"), segment.style)
-
-
-out = Output(highlight=False, soft_wrap=True, emoji=False)
+out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-for _console in (out, err):
-    _console.push_render_hook(Visible())
 
 
 def print_table(table: Table) -> None:
@@ -181,10 +137,10 @@ class LiveLine:
         if out.is_jupyter:
             self._notebook_line = _shown(text, self._notebook_line)
         elif self._status is not None:
-            self._status.update(escape(visible(text)))
+            self._status.update(escape(text))
         else:
             # More often would slow a serial run down.
-            status = Status(escape(visible(text)), console=out, refresh_per_second=4)
+            status = Status(escape(text), console=out, refresh_per_second=4)
             with suppress(LiveError):  # another thread has the terminal's one live line
                 status.start()
                 self._status = status
@@ -216,7 +172,6 @@ class Progress:
         self._first, self._total = 0, 0
         self.has_rounds = False  # that this process runs
         self._score, self._evaluated = "", 0
-        self._named: dict[str, str] = {}  # `progress` of the configuration
 
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
         """The rounds begin; first_round: index of the first one."""
@@ -227,7 +182,6 @@ class Progress:
         from raysim.folders.run_folder import RunFolder
 
         run = RunFolder(folder)
-        self._named = dict.fromkeys(run.read_config().get("progress", ()), "")
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
         if first_round == num_rounds:
@@ -248,13 +202,11 @@ class Progress:
             self._score, self._evaluated = f"{main} {record.metrics[f'server/{main}']:.4f}", number
         spent = time.monotonic() - self._rounds_began
         left = spent / (number - self._first) * (self._total - number)
-        self._named |= {name: f"{record.metrics[name]:.4g}" for name in self._named if name in record.metrics}
         loss = f"loss {record.metrics['train/loss']:.4f}"
         count = f"{number:>{len(str(self._total))}}/{self._total}"
         when = "" if self._evaluated == number else f" (round {self._evaluated})"
         score = f"{self._score}{when}  " if self._score else ""
-        named = "".join(f"  {name} {value}" for name, value in self._named.items() if value)
-        text = f"round {count}  {score}{loss}{named}  {clock(left)} left"
+        text = f"round {count}  {score}{loss}  {clock(left)} left"
         self.line.show(text, is_last=True)
         is_last, is_due = number == self._total, number % max(1, self._total // 100) == 0
         if not out.is_jupyter and (is_last or (is_due and not self.line.is_replaced)):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     ValidationError,
-    ValidationInfo,
     create_model,
-    field_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, PydanticUndefined
+from pydantic_core import PydanticUndefined
 
 from raysim.base.errors import Fault, did_you_mean
 from raysim.base.settings import Settings
@@ -34,32 +30,9 @@ Place = tuple[int | str, ...]
 
 
 class Checked(BaseModel):
-    """Keys with their types; true and false are no numbers, though Python and pydantic take them for 1 and 0."""
+    """Keys with their types."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_look_alikes(cls, value: object, info: ValidationInfo) -> object:
-        is_range = isinstance(value, str) and _RANGE.match(value) is not None
-        is_truth_value = bool in map(type, value if isinstance(value, list | tuple) else [value])
-        if not is_range and not is_truth_value:  # this runs for each key of each trial of a sweep
-            return value
-        field = cls.model_fields[str(info.field_name)]
-        reads_itself = any(isinstance(part, BeforeValidator) for part in field.metadata)  # `off` is false in YAML
-        if is_range and not _takes(field.annotation, str):
-            raise PydanticCustomError("number_range", "must be one number")  # pydantic reads 0-3 as -3
-        if is_truth_value and not reads_itself and not _takes(field.annotation, bool):
-            raise PydanticCustomError("no_bool", "must not be true or false")
-        return value
-
-
-#: What looks like the numbers from one to another.
-_RANGE = re.compile(r"\s*\d+\s*-\s*\d+\s*$")
-
-
-def _takes(annotation: object, kind: type) -> bool:
-    return annotation in (kind, Any, object) or any(_takes(each, kind) for each in get_args(annotation))
 
 
 def validated(model: type[Model], raw: object, key: str = "") -> tuple[Model | None, list[Fault]]:
@@ -147,7 +120,6 @@ SENTENCES = {
     **{f"float_{why}": "must be a number, got {value!r}{hint}" for why in ("type", "parsing")},
     **{f"bool_{why}": "must be true or false, got {value!r}{hint}" for why in ("type", "parsing")},
     **{f"{kind}_type": "must be a list, got {value!r}{hint}" for kind in ("list", "tuple")},
-    "number_range": "must be one number, got {value!r}{hint}; several are written 0,1,2 behind `raysim tune`",
     "dict_type": "must be a mapping, got {value!r}{hint}",
     "string_type": "must be text, got {value!r}{hint}",
     "string_pattern_mismatch": "has the wrong form, got {value!r}{hint}",

@@ -151,8 +151,7 @@ def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], w
             raise ConfigError(
                 [Fault(axis, f"names a label twice, got {', '.join(map(str, choices))}; keep one")], where
             )
-    place = key_of(raw, axis) if axis in axes_as_written(raw) else f"tune.param_space.{axis}"
-    lay_over(raw, {place: {kind: values}}, where, where=where)
+    lay_over(raw, {key_of(axis): {kind: values}}, where, where=where)
 
 
 def _unknown_conditions(raw: Raw, library: Raw) -> Iterator[Fault]:

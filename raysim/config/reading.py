@@ -9,8 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from raysim.base.commands import command
-from raysim.base.errors import ConfigError, Fault, SettingIgnored, refuse
+from raysim.base.errors import ConfigError, Fault, SettingIgnored
 from raysim.base.settings import Settings, assign, name_and_options
 from raysim.base.texts import LONGEST_NAME, name_fault
 from raysim.base.uri import is_uri, masked, uri_fault
@@ -19,7 +18,7 @@ from raysim.config.faults import validated
 from raysim.config.schema import Config, ReportGroup
 from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
-from raysim.config.yaml_text import flow_parts, load_yaml, read_yaml, unfit_values
+from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
@@ -98,7 +97,6 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     Raises:
       ConfigError: a malformed one.
     """
-    refuse_repeated(overrides)
     values: Settings = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -110,32 +108,8 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             values[key] = load_yaml(text)
         except ValueError as error:
             mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
-            mend = "; several values make a sweep, for `raysim tune`" if len(flow_parts(text)) > 1 else mend
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
     return values
-
-
-def refuse_repeated(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for overrides that a later override replaces."""
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    faults = [
-        Fault(before, f"is overwritten by {overrides[place]!r} behind it; write it behind that, or drop it")
-        for place, key in enumerate(keys)
-        for before in dict.fromkeys(keys[:place])
-        if before.removesuffix("+") == key or before.startswith(f"{key}.")
-    ]
-    refuse(faults, "the command line")
-
-
-def several_values(overrides: Sequence[str], source: str) -> dict[str, Fault]:
-    """Return key -> fault for overrides with several values, which only `raysim tune` accepts."""
-    pairs = {key.strip(): text for key, _, text in (override.partition("=") for override in overrides)}
-    faults = {}
-    for key, text in pairs.items():
-        if len(flow_parts(text)) > 1:
-            sweep = command("raysim", "tune", source, f"{key}={text}")
-            faults[key] = Fault(key, f"takes one value in a run, got {text!r}; `{sweep}` runs one after the other")
-    return faults
 
 
 def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where: str = "the command line") -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, model_validator
 
-from raysim.base.counting import Counts, counts_above, counts_empty, counts_given, counts_holding, counts_with
+from raysim.base.counting import Counts, counts_above, counts_empty, counts_given, counts_with
 from raysim.base.direction import BETTER, Direction, direction_of
 from raysim.base.settings import Settings
 from raysim.config.keys import Group, group, key
@@ -31,7 +31,6 @@ class ModelGroup(Group):
     blocks: Literal["residual", "stage", "width"] = key(
         "residual", "what a layer block is; width: neighbouring residual blocks of one output width"
     )
-    channels_last: bool | Literal["auto"] = key("auto", "memory order of convolutions; auto: the model decides")
     head: str | None = key(None, "path of the classifier in a model of your own; null: its last nn.Linear")
     lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
 
@@ -48,7 +47,6 @@ class LocalGroup(Group):
         lt=1,
         counts=counts_with("local.optimizer", "sgd"),
     )
-    nesterov: bool = key(False, "true: Nesterov's form of the momentum", counts=counts_above("local.momentum", 0))
     weight_decay: float = key(0.0, "weight decay: added to the gradient; with adamw, decoupled from it", ge=0)
     lr_decay: float = key(
         1.0,
@@ -132,9 +130,6 @@ class StopGroup(Group):
         ge=1,
         counts=Counts("rounds", "larger than patience + 1", _is_longer),
     )
-    seconds: float | None = key(
-        None, "the run ends after this many seconds of rounds; this condition alone depends on the machine", gt=0
-    )
     epsilon: float | None = key(
         None,
         "the run ends before the privacy that method dp spends comes to more than this",
@@ -149,10 +144,10 @@ class TuneGroup(Group):
         "how ranges are drawn: random; sobol: spread evenly; optuna: learns from finished trials; grid: no ranges",
     )
     num_samples: int = key(1, "draws from the ranges; each draw runs with every combination of the lists", ge=1)
-    space: dict[str, Settings] = key(
-        {}, "ranges: axis -> {log_uniform: [low, high]}, or another domain, see raysim/config/sweep.py"
+    param_space: dict[str, Settings] = key(
+        {},
+        "axis -> {grid_search: values}, a list, or {log_uniform: [low, high]} or another range; see raysim/config/sweep.py",
     )
-    param_space: dict[str, Settings] = key({}, "lists: axis -> {grid_search: values}, see raysim/config/sweep.py")
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
         {}, "axis -> other axis -> labels of the other axis; the axis counts beside these labels alone"
@@ -164,7 +159,6 @@ class TuneGroup(Group):
     metric: str = key(
         "server/accuracy", "number that compares trials: a column of progress.csv, or an accuracy of summary.json"
     )
-    mode: Direction | None = key(None, BETTER)
     max_concurrent: int | None = key(None, "trials at a time; null: as many as there is room for", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
     grace_rounds: int = key(
@@ -177,10 +171,7 @@ class TuneGroup(Group):
     @property
     def direction(self) -> Direction:
         """Which values of the metric are better."""
-        return direction_of(self.metric, self.mode, key="tune.mode")
-
-
-Quantile = Annotated[float, Field(ge=0, le=1)]
+        return direction_of(self.metric, key="tune.metric")
 
 
 class CalibrateGroup(Group):
@@ -190,18 +181,8 @@ class CalibrateGroup(Group):
 
     partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
     seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
-    constraint: Literal["nonnegative", "simplex", "box"] = key(
-        "nonnegative", "target coefficients are >= 0; simplex: and sum to 1; box: between 0 and 1"
-    )
-    ridge: float = key(1e-6, "pull of the coefficients towards 1/K, as a share of the mean squared update", ge=0)
-    features: Literal["quantile", "raw"] = key("quantile", "importances as ranks inside their run; raw: as they are")
     count_feature: bool = key(False, "true: the client's number of examples is a third feature")
     trees: int = key(500, "trees of the random forest", ge=1)
-    min_leaf: int = key(5, "fewest rows in a leaf of a tree", ge=1)
-    cuts: tuple[Quantile, Quantile, Quantile, Quantile] = key(
-        (0.25, 0.50, 0.60, 0.80),
-        "quantiles: I_A is low below the first and high above the second; I_B is low below the third and high above the fourth",
-    )
 
 
 class ReportGroup(Group):
@@ -239,12 +220,6 @@ class ReportGroup(Group):
         None, "accuracy in percent, or the row that sets it; a table has the rounds, megabytes and seconds to it"
     )
     against: str | None = key(None, "row that is tested against every other one")
-    client: int | None = key(
-        None,
-        "client with the bold line in figure weights",
-        ge=0,
-        counts=counts_holding("report.figures", "weights", "figure_8"),
-    )
 
 
 class Config(Group):
@@ -261,14 +236,12 @@ class Config(Group):
     )
     seed: int = key(0, "seed of every random draw; it and the configuration decide the result", ge=0)
     rounds: int = key(10, "rounds in all, those of a resumed run included", ge=1)
-    resume: Literal["auto", "never"] = key("auto", "auto: an unfinished run of this name goes on from its checkpoint")
     on_nonfinite: Literal["error", "skip"] = key(
         "error", "error: an update that is not finite ends the run; skip: the round goes on without that client"
     )
     methods: Annotated[list[str | Settings], BeforeValidator(_without_fedavg)] = key(
         [], "methods, applied in this order; an empty list is fedavg"
     )
-    progress: list[str] = key([], "columns of progress.csv in the live line and the last table, such as dp/epsilon")
     loggers: list[str | Settings] = key([], "functions of your own (module:function) that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")

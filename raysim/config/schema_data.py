@@ -60,7 +60,6 @@ Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
 
 class PreprocessGroup(Group):
     resize: int | None = key(None, "height and width", ge=1)
-    rgb: bool = key(False, "grey images get three channels")
     own: Own | dict[Own, Settings] | None = key(
         None,
         "module:function of your own, called last; it maps uint8 images (n, height, width, channels) to such images",

@@ -36,12 +36,9 @@ class ResourcesGroup(Group):
     )
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPUs of a trainer, or part of one")
     custom: dict[str, Annotated[float, Field(gt=0)]] = key(
-        {}, "further resources of a trainer, by the names that Ray was given, such as {mig_1g_10gb: 1}"
+        {},
+        "further resources of a trainer, by Ray's names: {mig_1g_10gb: 1}, or for a type of GPU {'accelerator_type:A100': 0.001}",
     )
-    accelerator_type: str | None = key(
-        None, "type of a trainer's GPU, by Ray's name: T4, A100, H100 ...; see docs/placement.md"
-    )
-    placement: Literal["pack", "spread"] = key("pack", "pack: trainers on few nodes; spread: over many")
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
         "a trainer on Ray that gives no answer for so many seconds is ended, and others take its clients; "
@@ -78,9 +75,3 @@ class ResourcesGroup(Group):
     def cpus(self) -> float:
         """Cores of a trainer; auto is one."""
         return 1.0 if self.cpus_per_trainer == "auto" else self.cpus_per_trainer
-
-    @property
-    def named(self) -> dict[str, float]:
-        """Custom resources of a trainer. The type of a GPU is a resource that Ray adds to every node."""
-        kind = {} if self.accelerator_type is None else {f"accelerator_type:{self.accelerator_type}": 0.001}
-        return {**self.custom, **kind}

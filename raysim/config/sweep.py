@@ -5,11 +5,10 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
     tune:
       search: random                                  # how ranges are drawn: random, sobol (evenly), optuna (it learns)
       num_samples: 20
-      space:                                          # ranges: a key of the configuration and Tune's name of a domain
-        local.lr: {log_uniform: [1e-3, 1e-1]}         # uniform, randint, lograndint, quniform, with _ or without
+      param_space:                                    # axes: a key of the configuration, or a name, and a domain
+        local.lr: {log_uniform: [1e-3, 1e-1]}         # a range, drawn: uniform, randint, lograndint, with _ or without
         local.momentum: {choice: [0, 0.9]}
-      param_space:                                    # lists: every combination, anew for each draw of the ranges
-        seed: {grid_search: [0, 1, 2]}
+        seed: {grid_search: [0, 1, 2]}                # a list: every combination, anew for each draw of the ranges
         method:                                       # a name of your own: each label stands for settings
           grid_search:
             FedAvg: {methods: []}
@@ -23,8 +22,8 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
 
 A key of a mapping of settings (`a.b: value`) sets the value at that path whole, exactly as `a.b=value` on the command
 line does. What a trial chose is written to its `labels`, which is what `raysim report` makes rows and columns of;
-settings may write `labels.x` themselves, then the axis adds none of its own. Both mappings take every domain; the search
-`optuna` chooses among values itself and takes no grid_search.
+settings may write `labels.x` themselves, then the axis adds none of its own. The search `optuna` chooses among values
+itself and takes no grid_search.
 """
 
 from __future__ import annotations
@@ -47,13 +46,10 @@ from raysim.config.schema import Config
 LISTED = ("grid_search", "choice")
 
 #: Where a file has its axes.
-SPACES = ("param_space", "space")
-
-#: Keys behind which an axis stands.
-AXES = tuple(f"tune.{name}." for name in SPACES)
+SPACE = "tune.param_space"
 
 #: Keys of the sweep itself: no trial has its own.
-OF_THE_SWEEP = ("name", "storage", "resume", "base", "tune", "scale", "report", "calibrate")
+OF_THE_SWEEP = ("name", "storage", "base", "tune", "scale", "report", "calibrate")
 
 #: Groups of the sweep itself, which a trial's configuration does not have.
 GROUPS = ("tune", "scale", "report")
@@ -94,7 +90,7 @@ def trial(raw: Raw, values: Raw, source: str) -> Trial:
     layers: list[tuple[str, Raw]] = [("the file", raw)]  # the uppermost first
     for axis, value in values.items():
         settings = _settings_of(raw, axis, value, space)
-        set_all(result, settings, key_of(raw, axis), source)
+        set_all(result, settings, key_of(axis), source)
         layers[:0] = [(f"{axis}={value}", layer) for layer in _layers(settings)]
         if not any(head(key) == "labels" for key in settings):
             name, label = _as_label(axis, value, space)
@@ -153,7 +149,7 @@ def same_settings(raw: Raw, one: Trial, other: Trial, source: str) -> Fault:
             others[f"{each}={value}"] = _settings_of(raw, each, value, space)
     winners = [name for name, settings in others.items() if any(sets(settings, key) for key in keys)]
     text = f"{names[0]} and {names[1]} are the same run{' when ' if winners else ''}{', '.join(winners)}"
-    return Fault(key_of(raw, axis), f"{text}; keep one of the two")
+    return Fault(key_of(axis), f"{text}; keep one of the two")
 
 
 def grid(raw: Raw, source: str) -> list[Trial]:
@@ -164,7 +160,7 @@ def grid(raw: Raw, source: str) -> list[Trial]:
     """
     space = axes(raw, source)
     drawn = (axis for axis, domain in space.items() if not is_listed(domain))
-    refuse((Fault(key_of(raw, axis), "is a range; a grid needs grid_search") for axis in drawn), source)
+    refuse((Fault(key_of(axis), "is a range; a grid needs grid_search") for axis in drawn), source)
     choices = {axis: options(domain) for axis, domain in space.items()}
     return [trial(raw, values, source) for values in combinations(raw, choices)]
 
@@ -198,9 +194,9 @@ def axes(raw: Raw, source: str) -> dict[str, Raw]:
     space = axes_as_written(raw)
     if not space:
         text = "is missing or empty; write axes such as `local.lr: {grid_search: [0.1, 0.01]}`"
-        raise ConfigError([Fault("tune.param_space", text)], source)
+        raise ConfigError([Fault(SPACE, text)], source)
     texts = {axis: _domain_fault(raw, axis, domain) for axis, domain in space.items()}
-    faults = [Fault(key_of(raw, axis), text) for axis, text in texts.items() if text]
+    faults = [Fault(key_of(axis), text) for axis, text in texts.items() if text]
     for axis, conditions in (raw["tune"].get("only") or {}).items():
         unknown = [other for other in (axis, *conditions) if other not in space]
         if unknown:
@@ -211,18 +207,13 @@ def axes(raw: Raw, source: str) -> dict[str, Raw]:
 
 
 def axes_as_written(raw: Raw) -> Settings:
-    """Axis -> domain, of `tune.param_space` and then `tune.space`; empty where there is neither."""
-    return {str(axis): domain for space in spaces(raw).values() for axis, domain in space.items()}
+    """Axis -> domain, of `tune.param_space`; empty where there is none."""
+    return {str(axis): domain for axis, domain in as_mapping(value_at(raw, SPACE)).items()}
 
 
-def key_of(raw: Raw, axis: str) -> str:
-    """Where the file has an axis: "tune.space.local.lr"."""
-    return next((f"tune.{name}.{axis}" for name, space in spaces(raw).items() if axis in space), f"tune.space.{axis}")
-
-
-def spaces(raw: Raw) -> dict[str, Raw]:
-    written = {name: value_at(raw, f"tune.{name}") for name in SPACES}
-    return {name: space for name, space in written.items() if isinstance(space, Mapping)}
+def key_of(axis: str) -> str:
+    """Where the file has an axis: "tune.param_space.local.lr"."""
+    return f"{SPACE}.{axis}"
 
 
 def as_mapping(value: object) -> Raw:
@@ -237,8 +228,6 @@ def _tunes_name(kind: object) -> str:
 
 def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     """What is wrong with an axis; "" if nothing is."""
-    if all(axis in space for space in (spaces(raw).get(name, {}) for name in SPACES)):
-        return "is in tune.space as well; keep one of them"
     if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
         return f"{key} is the sweep's own, and no trial has another one; drop the axis"
     if not isinstance(domain, Mapping) or len(domain) != 1:

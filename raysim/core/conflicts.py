@@ -24,7 +24,7 @@ REMEDY = {
     "classes": "take a set with one class a row, or drop it: it reads classes",
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
     "test-set": "set data.test above 0, so that there are test rows",
-    "sgd": "set local.optimizer to sgd and local.nesterov to false: it counts how often a gradient enters the update",
+    "sgd": "set local.optimizer to sgd: it counts how often a gradient enters the update",
     "client-order": "set data.split_within_clients and data.validation_set.order to client: it scores client after client",
     "features": "use a model with a classifier layer, so that there is a penultimate feature",
     "linear-head": "use a model whose classifier is one linear layer",

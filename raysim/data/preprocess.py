@@ -88,22 +88,22 @@ def find_preprocess(name: str) -> Callable[..., object]:
 
 
 def make_preprocess(
-    images: PreparedSet, size: int | None = None, is_rgb: bool = False, own: str = "", options: Raw = NO_OPTIONS
+    images: PreparedSet, size: int | None = None, own: str = "", options: Raw = NO_OPTIONS
 ) -> Preprocess:
     """The work on a set, tried on its first images.
 
     Args:
-      size: height and width, None: as they are; is_rgb: whether grey images get three channels.
+      size: height and width, None: as they are.
     Raises:
       DataError, OwnCodeError: the function fails, returns no such images, or another image where it gets one alone.
     """
     if not images.info.is_images:
-        if size or is_rgb or own:
+        if size or own:
             what = f"{images.info.name} holds {images.info.input_type} inputs of shape {images.info.shape}, no images"
             raise DataError(what, "data.preprocess", "drop it; it is for images")
         return Preprocess(images.info.shape, images.info.shape, images.info.shape, input_type=images.info.input_type)
     original = height, width, channels = images.info.shape
-    fitted = (size or height, size or width, 3 if is_rgb and channels == 1 else channels)
+    fitted = (size or height, size or width, channels)
     if text := memory_fault(5 * math.prod(fitted)):  # an image in bytes and in floats
         raise DataError(f"an image of shape {fitted} {text}", "data.preprocess", "lower data.preprocess.resize")
     if not own:

@@ -33,8 +33,8 @@ Name = Literal["completed", "stopped", "failed", "unfinished"]
 
 #: Keys that a resumed run may change: they do not move the result of a round.
 FREE_KEYS = (
-    *("name", "storage", "resume", "checkpoint", "resources", "labels", "loggers"),
-    *("progress", "report", "tune", "calibrate", "scale", "stop"),
+    *("name", "storage", "checkpoint", "resources", "labels", "loggers"),
+    *("report", "tune", "calibrate", "scale", "stop"),
 )
 
 #: Parts of groups that it may change for the same reason. Where the data and the file of a partition

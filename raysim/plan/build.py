@@ -285,11 +285,6 @@ def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
     return [main, *(Phase((m,), replace(settings, steps=0), 1, config.num_clients) for m in methods if m.is_phase)]
 
 
-def uses_channels_last(model: ModelGroup, spec: ModelSpec) -> bool:
-    """Whether convolutions lie channels-last in this run."""
-    return prefers_channels_last(spec) if model.channels_last == "auto" else model.channels_last
-
-
 def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
     """Return the layout of a model; methods may divide the parameters.
 
@@ -305,7 +300,7 @@ def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) ->
         head=head,
         trained=partition.trained,
         shared=partition.shared,
-        channels_last=uses_channels_last(model, spec),
+        channels_last=prefers_channels_last(spec),
         blocks=model.blocks,
     )
 
@@ -335,7 +330,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         head=head_of(spec),
         phases=make_phases(config, methods),
         federation=open_federation(recipe),
-        transform=input_transform(config, recipe.info, channels_last=uses_channels_last(config.model, spec)),
+        transform=input_transform(config, recipe.info, channels_last=prefers_channels_last(spec)),
         num_groups=len(recipe.info.groups),
         task=recipe.task,
         seed=config.seed,

@@ -178,8 +178,6 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
 def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
     """Yield settings of training that have no effect on the network, or leave no client a step to train with."""
     skeleton = cached_skeleton(spec)
-    if config.model.channels_last is True and all(p.dim() != 4 for p in skeleton.parameters()):
-        yield Fault("model.channels_last", f"has no effect: {spec.name} has no convolution over images; drop it")
     if config.local.batch_size == 1 and needs_two_examples(skeleton):
         text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise it, or take another norm"
         yield Fault("local.batch_size", text)
@@ -192,7 +190,7 @@ def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_tes
         if not config.evaluation.every:
             text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
             yield Fault(f"stop.{name}", text)
-        elif not num_test and name != "seconds":
+        elif not num_test:
             yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
     phase = next((method.name for method in methods if method.is_phase), "")
     if conditions and phase:
@@ -252,7 +250,7 @@ def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInf
         "validation-set": len(manifest.validation) > 0,
         "test-set": len(manifest.test) > 0,
         "client-order": config.data.validation_set.order == "client",
-        "sgd": local.optimizer == "sgd" and not local.nesterov,
+        "sgd": local.optimizer == "sgd",
         "lora": spec.lora is not None,
     }
     return tuple(need for need, is_there in needs.items() if is_there)

@@ -73,7 +73,7 @@ def _preprocess(config: Config, images: PreparedSet) -> Preprocess:
     if group is None:
         return make_preprocess(images)
     own, options = name_and_options(group.own or "")
-    return make_preprocess(images, group.resize, group.rgb, own, options)
+    return make_preprocess(images, group.resize, own, options)
 
 
 def _open_set(config: Config, name: str) -> PreparedSet:

@@ -33,8 +33,8 @@ def check_resources(config: Config) -> list[Fault]:
     if wanted.gpus_per_trainer != "auto" and wanted.gpus_per_trainer > 1 and wanted.gpus_per_trainer % 1:
         text = f"{wanted.gpus_per_trainer:g} is neither a part of one GPU nor a number of whole ones; round it"
         faults.append(Fault("resources.gpus_per_trainer", text))
-    if taken := [name for name in wanted.custom if name in RESERVED or name.startswith(("node:", "accelerator_type:"))]:
-        text = f"{', '.join(taken)} is Ray's own; set resources.cpus_per_trainer, gpus_per_trainer or accelerator_type"
+    if taken := [name for name in wanted.custom if name in RESERVED or name.startswith("node:")]:
+        text = f"{', '.join(taken)} is Ray's own; set resources.cpus_per_trainer or gpus_per_trainer"
         faults.append(Fault("resources.custom", text))
     if config.is_serial() or os.environ.get("RAY_ADDRESS") or wanted.trainers == "auto":
         return faults
@@ -60,15 +60,15 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]], *, m
     """
     wanted = config.resources
     if not may_grow:
-        refuse([fault for name in wanted.named if (fault := _missing(name, rooms))], "the resources")
-    named = [room for room in rooms if all(room.get(name, 0.0) >= each for name, each in wanted.named.items())]
+        refuse([fault for name in wanted.custom if (fault := _missing(name, rooms))], "the resources")
+    named = [room for room in rooms if all(room.get(name, 0.0) >= each for name, each in wanted.custom.items())]
     gpus = sum(room.get("GPU", 0.0) for room in named)
     is_auto = wanted.gpus_per_trainer == "auto"
     gpu = gpu_share(config, gpus, may_grow=may_grow)
     places = [room for room in named if room.get("GPU") or not gpu]
 
     def fits(gpu: float) -> int:
-        return sum(fitting(room, {"CPU": wanted.cpus, "GPU": gpu, **wanted.named}) for room in places)
+        return sum(fitting(room, {"CPU": wanted.cpus, "GPU": gpu, **wanted.custom}) for room in places)
 
     trainers = int(min(max(wanted.least, fits(gpu)), wanted.most))
     if gpu and is_auto:
@@ -86,10 +86,10 @@ def gpu_share(config: Config, gpus: float, *, may_grow: bool = False) -> float:
     """The part of a GPU, or the whole ones, that a trainer gets; with both `auto`, at least.
 
     Args:
-      gpus: that there are; without any, trainers are on CPUs, unless nodes with GPUs may come that the run names.
+      gpus: that there are; without any, trainers are on CPUs, unless nodes may come and the run asks for a number of GPUs.
     """
     wanted = config.resources
-    if not gpus and not (may_grow and (wanted.accelerator_type is not None or wanted.gpus_per_trainer != "auto")):
+    if not gpus and not (may_grow and wanted.gpus_per_trainer != "auto"):
         return 0.0
     return AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
 
@@ -114,7 +114,7 @@ def _too_many(trainers: int, share: Mapping[str, float], places: Sequence[Mappin
 def share_of(taken: Resources, config: Config) -> dict[str, float]:
     """What each trainer takes, by Ray's names."""
     gpu = {"GPU": taken.gpus_per_trainer} if taken.gpus_per_trainer else {}
-    return {"CPU": taken.cpus_per_trainer, **gpu, **config.resources.named}
+    return {"CPU": taken.cpus_per_trainer, **gpu, **config.resources.custom}
 
 
 def named_resources(room: Mapping[str, float]) -> dict[str, float]:
@@ -127,12 +127,7 @@ def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:
     """Return a fault for a resource that no node has, with the known resources."""
     if any(room.get(name) for room in rooms):
         return None
-    kind, _, value = name.rpartition(":")
-    if kind:
-        types = {each.rpartition(":")[2] for room in rooms for each in room if each.startswith(f"{kind}:")}
-        there = f"there are {', '.join(sorted(types))}" if types else "no node says what its GPUs are"
-        return Fault("resources.accelerator_type", f"no node has {value!r}; {there}")
-    own = {each for room in rooms for each in named_resources(room) if each not in RESERVED and ":" not in each}
+    own = {each for room in rooms for each in named_resources(room) if each not in RESERVED}
     there = f"there are {', '.join(sorted(own))}" if own else "start its nodes with `ray start --resources`"
     return Fault("resources.custom", f"no node has {name!r}; {there}")
 

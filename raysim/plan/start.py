@@ -79,7 +79,7 @@ def _ray_server(
         made, num_threads = _made(plan, write, this_node(), on_step), threads_of(taken.cpus_per_trainer)
         recipe = plan.recipe(made, num_threads=num_threads, wants_gpu=taken.gpus_per_trainer > 0)
         threads = {"threads_per_trainer": recipe.num_threads}
-        facts = {"backend": "ray", "placement": wanted.placement, **taken._asdict(), "custom": wanted.named, **threads}
+        facts = {"backend": "ray", **taken._asdict(), "custom": wanted.custom, **threads}
         folder.write_json(folder.environment, environment(facts))
         on_step(f"starting {taken.trainers} trainer{'s' * (taken.trainers != 1)}")
         server = RayServer(
@@ -90,7 +90,6 @@ def _ray_server(
             keeps_memory=plan.keeps_memory,
             wait_s=wanted.wait_s,
             say=on_note,
-            placement=wanted.placement,
             least=taken.trainers if wanted.trainers == "auto" else wanted.least,
             most=wanted.most,
             may_grow=may_grow,

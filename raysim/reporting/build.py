@@ -307,7 +307,7 @@ def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool 
     group = parsed.model_dump(exclude_none=True, exclude_unset=not has_defaults, exclude_defaults=has_defaults)
     tune, default = raw.get("tune") or {}, TuneGroup().metric
     if {"metric", "metrics"}.isdisjoint({*group, *given}) and tune.get("metric", default) != default:
-        group = {"mode": tune.get("mode"), **group, "metric": tune["metric"]}
+        group = {**group, "metric": tune["metric"]}
     return {key: value for key, value in group.items() if value is not None}
 
 

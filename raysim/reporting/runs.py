@@ -301,7 +301,7 @@ def default_settings() -> Settings:
 
 
 #: Groups and keys that move no result, or only its last bits.
-ASIDE = ABOUT | {"data.root", "data.test_sets", "model.channels_last", "evaluation.batch_size", "evaluation.metrics"}
+ASIDE = ABOUT | {"data.root", "data.test_sets", "evaluation.batch_size", "evaluation.metrics"}
 
 #: Methods that only look on.
 ONLOOKERS = ("diagnostics", "keep_factors")

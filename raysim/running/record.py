@@ -245,15 +245,10 @@ def judged(
 HEADLINES = {"dp/epsilon": "epsilon", "attack/success": "attack success"}
 
 
-def headlines(rows: Sequence[Mapping[str, str]], more: Sequence[str] = ()) -> dict[str, float]:
-    """Return name -> number: last epsilon, attack success and number of chosen clients, and the sum of megabytes sent by clients.
-
-    Args:
-      more: further columns of progress.csv, by their own names: `progress` of the configuration.
-    """
+def headlines(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    """Return name -> number: last epsilon, attack success and number of chosen clients, and all megabytes sent by clients."""
     columns = dict.fromkeys(name for row in rows for name in row)
     names = {name: HEADLINES.get(name, name) for name in columns if name in HEADLINES or name.endswith("/chosen")}
-    names |= {name: name for name in more if name in columns}
     found = {heading: list(_points(rows, name).values())[-1] for name, heading in names.items() if _points(rows, name)}
     return found | {"megabytes up": sum(_points(rows, "comm/up_mb").values())}
 
@@ -286,9 +281,6 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     if stop.patience is not None and last_round - since >= stop.patience:
         better = "no number" if best is None else f"no better {main} than {best:.4f}"
         return f"{better} for {last_round - since} rounds"
-    seconds = sum(float(row["system/round_s"]) for row in rows)
-    if stop.seconds is not None and seconds >= stop.seconds:
-        return f"{seconds:.0f} s of rounds: {stop.seconds:g} s were allowed"
     return ""
 
 

@@ -25,7 +25,6 @@ class RunState:
       where: the folder, or the URI that it stands for.
       has_config: config.yaml is there; is_sweep: so is sweep.yaml.
       damage: why its config.yaml or partition.json cannot be read; empty: they can.
-      resumes: `resume` is auto.
       rounds_before, rounds: of the run that is there, and asked for.
       has_other_stop: the conditions of `stop` differ; goes_on: under those asked for, the run would not have ended yet.
       changes: (key, value before, value asked for) of all other settings that differ, and of `rounds`.
@@ -39,7 +38,6 @@ class RunState:
     is_sweep: bool = False
     is_finished: bool = False
     damage: str = ""
-    resumes: bool = True
     rounds_before: int = 0
     rounds: int = 0
     has_other_stop: bool = False
@@ -63,8 +61,8 @@ def next_step(state: RunState) -> Step:
     """What to do.
 
     Raises:
-      RunExists: a sweep; another finished run, or one with fewer rounds to go on to; an unfinished one with resume=never or
-        a damaged configuration.
+      RunExists: a sweep; another finished run, or one with fewer rounds to go on to; an unfinished one with a
+        damaged configuration.
       ConfigError: a run with another configuration or other data, or more rounds where the length of the run decides its
         earlier rounds.
     """
@@ -74,15 +72,12 @@ def next_step(state: RunState) -> Step:
         raise RunExists(f"run {state.name!r} is finished", state.where, OTHER)
     if not state.has_config:
         return "begin"
-    if not state.resumes and not state.is_finished:
-        what = f"run {state.name!r} exists, unfinished, and resume is never"
-        raise RunExists(what, state.where, f"set resume=auto, {OTHER}")
     if state.damage:
         what = f"run {state.name!r} cannot be resumed: its config.yaml or partition.json is damaged ({state.damage})"
         raise RunExists(what, state.where, OTHER)
-    is_wanted = state.resumes and (state.is_longer or (state.has_other_stop and state.goes_on))
+    is_wanted = state.is_longer or (state.has_other_stop and state.goes_on)
     changed = [key for key, _, _ in state.changes if key != "rounds" or not state.is_longer]
-    is_same = not changed and not state.has_other_stop and state.resumes
+    is_same = not changed and not state.has_other_stop
     if state.is_finished and not is_wanted and not is_same and {*changed} <= {"rounds"}:
         what = f"run {state.name!r} is finished"
         raise RunExists(what, state.where, f"raise rounds to go on with it, {OTHER}")

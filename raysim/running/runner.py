@@ -95,8 +95,7 @@ def _attempt(
     """Run from the last checkpoint, or from the beginning, to the end.
 
     Args:
-      number: how many attempts of this process were lost before; a later one is what the same command does once more,
-        whatever `resume` says, and waits for the cluster as a run waits for room.
+      number: how many attempts of this process were lost before; a later one waits for the cluster as a run waits for room.
     """
     push = stored.push if stored else lambda: None
     folder.remove_leftovers()
@@ -104,7 +103,7 @@ def _attempt(
         stored.pull()
     store = CheckpointStore(folder.checkpoints)
     state = run_state(plan, folder, stored.uri if stored else "")
-    step = next_step(replace(state, resumes=state.resumes or number > 0))
+    step = next_step(state)
     if step in ("show", "resume") and _told_anew(plan, folder, on_note):
         push()
     if step == "show":
@@ -218,7 +217,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
         "params_sha256": server.params_sha256(),
         "partition_sha256": plan.manifest.checksum,
     }
-    facts["headlines"] = headlines(recorder.rows, plan.config.progress)
+    facts["headlines"] = headlines(recorder.rows)
     if plan.target_scale is not None:
         facts["target_scale"] = plan.target_scale
     own = [plan.task.main, plan.task.of_part, *(name.rpartition(":")[2] for name in plan.config.evaluation.metrics)]
@@ -236,7 +235,6 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
         has_config=folder.config.exists(),
         is_sweep=(folder.path / "sweep.yaml").exists(),
         is_finished=folder.status.name == "completed",
-        resumes=config.resume == "auto",
         rounds=config.rounds,
     )
     if state.is_sweep or not state.has_config:

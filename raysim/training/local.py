@@ -39,7 +39,6 @@ class LocalSettings:
     steps: int | None = None
     batch_size: int = 32
     momentum: float = 0.0
-    nesterov: bool = False
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     optimizer: str = "sgd"
@@ -164,8 +163,7 @@ def optimizer_step(params: Tensor, settings: LocalSettings, lr: float) -> Callab
         if settings.weight_decay:
             grad = grad.add_(params, alpha=settings.weight_decay)
         if settings.momentum:
-            buffer = grad.clone() if buffer is None else buffer.mul_(settings.momentum).add_(grad)
-            grad = grad.add_(buffer, alpha=settings.momentum) if settings.nesterov else buffer
+            grad = buffer = grad.clone() if buffer is None else buffer.mul_(settings.momentum).add_(grad)
         params.add_(grad, alpha=-lr)
 
     return sgd

@@ -94,7 +94,7 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
     pairs: list[Pair] = []
     faults: list[Fault] = []
     for partition, number in itertools.product(range(group.partitions), range(group.seeds)):
-        base = {**raw, "resume": "auto", "seed": config.seed + number}
+        base = {**raw, "seed": config.seed + number}
         try:
             pairs.append(_pair(base, f"{name}/p{partition}-s{number}", first + partition, source))
         except ConfigError as error:
@@ -136,10 +136,6 @@ def _own_faults(config: Config) -> Iterator[Fault]:
     if _holds_adapters(start := config.model.pretrained):
         text = f"{start} holds adapters; eq. 4 is about what training from none of them adds"
         yield Fault("model.pretrained", f"{text}: give weights of a run without model.lora, or default")
-    cuts = config.calibrate.cuts
-    for low, high in (cuts[:2], cuts[2:]):
-        if low > high:
-            yield Fault("calibrate.cuts", f"must rise, got {low:g}, {high:g}")
 
 
 def _holds_adapters(pretrained: str | None) -> bool:
@@ -202,10 +198,10 @@ def _is_finished(plan: Plan) -> bool:
 
 def rows_of(plan: CalibrationPlan) -> pd.DataFrame:
     """The rows of all pairs, in their order; see `rows_of_run`."""
-    return pd.concat([_rows(pair, plan.settings) for pair in plan.pairs], ignore_index=True)
+    return pd.concat([_rows(pair) for pair in plan.pairs], ignore_index=True)
 
 
-def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
+def _rows(pair: Pair) -> pd.DataFrame:
     run, federated = _folder(pair.joint), _folder(pair.federated)
     logged = federated.arrays / "round_00000.npz"
     run.check_unchanged(run.model)
@@ -222,8 +218,7 @@ def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
 
         def coefficients(layer: str) -> np.ndarray:
             inner = gram(factors(layer, "a"), factors(layer, "b"))
-            constraint, ridge = settings.constraint, settings.ridge
-            return target_coefficients(inner[:-1, :-1], inner[:-1, -1], constraint=constraint, ridge=ridge)
+            return target_coefficients(inner[:-1, :-1], inner[:-1, -1])
 
         return rows_of_run(
             pair.name,
@@ -232,7 +227,6 @@ def _rows(pair: Pair, settings: CalibrateGroup) -> pd.DataFrame:
             np.stack([arrays[f"livar.importance_{factor}"][is_active] for factor in "ab"], axis=2),
             arrays["keep_factors.num_examples"][is_active],
             np.stack([coefficients(layer) for layer in layers], axis=1),
-            (settings.cuts[:2], settings.cuts[2:]),
         )
 
 
@@ -255,9 +249,8 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
     run_pairs(plan, listener)
     rows, group = rows_of(plan), plan.settings
     listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining them")
-    forest = group.model_dump(include={"features", "count_feature", "trees", "min_leaf"})
-    explanation = explain(rows, **forest, seed=0)
-    result = calibration(rows, explanation, (group.cuts[:2], group.cuts[2:]), group.model_dump(mode="json"))
+    explanation = explain(rows, count_feature=group.count_feature, trees=group.trees)
+    result = calibration(rows, explanation, group.model_dump(mode="json"))
     write_file(plan.file, (json.dumps(result, indent=1) + "\n").encode())
     try:
         text = yaml.safe_dump({"methods": [{"livar": {"table": plain_table(result)}}]}, sort_keys=False)

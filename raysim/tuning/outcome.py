@@ -61,16 +61,12 @@ def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
     """Return trial -> earlier outcome; write `sweep.yaml`, from which the sweep can be started again.
 
     Raises:
-      RunExists: something else has that name, or resume is never and there are trials. ConfigError: a finished trial of
-      that name had another configuration.
+      RunExists: something else has that name. ConfigError: a finished trial of that name had another configuration.
     """
     folder = sweep.folder
     if (folder / "config.yaml").exists():
         raise RunExists(f"{folder.name!r} is a run, not a sweep", str(folder), "choose another name")
     before = {trial.name: outcome(sweep, trial) for trial in sweep.trials}
-    if sweep.base.resume == "never" and any((folder / trial.name).exists() for trial in sweep.trials):
-        mend = "set resume=auto, choose another name, or delete that folder"
-        raise RunExists(f"sweep {folder.name!r} exists and resume is never", str(folder), mend)
     finished = [trial for trial in sweep.trials if before[trial.name].is_finished]
     refuse(_changed(sweep, finished), f"going on with {folder.name!r}")
     for trial in finished:  # labels are for tables, and may have been corrected
@@ -122,7 +118,7 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     seconds = sum(float(row["system/round_s"]) for row in rows)
     main = main_of(rows[0] if rows else ())
     last, best = scores[main], scores[f"best_{main}"]
-    told = headlines(rows, trial.config.progress) if rows else {}
+    told = headlines(rows) if rows else {}
     return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message, last, best, told, main)
 
 

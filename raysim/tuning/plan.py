@@ -24,7 +24,6 @@ from raysim.config import (
     sweep,
 )
 from raysim.config.overlays import choices_of, layered
-from raysim.config.reading import refuse_repeated
 from raysim.config.yaml_text import flow_parts
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import run_place, storage_faults
@@ -85,10 +84,9 @@ def read_sweep(path: Path | None, overrides: Sequence[str] = (), *, is_scaled: b
     An override of an axis of the file replaces what it ranges over: by values, or by some of its labels.
 
     Raises:
-      ConfigError: as read_config and layered; or a key that is set twice.
+      ConfigError: as read_config and layered.
     """
     raw, source = read_config(path), str(path) if path else "the command line"
-    refuse_repeated(overrides)
     labels = choices_of(raw, source, is_scaled=is_scaled)
     plain: list[str] = []
     axes: dict[str, list[Any]] = {}
@@ -96,7 +94,7 @@ def read_sweep(path: Path | None, overrides: Sequence[str] = (), *, is_scaled: b
         key, equals, text = override.partition("=")
         key = key.strip()
         parts = _parts(text, labels.get(key, []))
-        if not equals or key.startswith(sweep.AXES) or (key not in labels and len(parts) < 2):
+        if not equals or key.startswith(f"{sweep.SPACE}.") or (key not in labels and len(parts) < 2):
             plain.append(override)
         else:
             axes[key] = [choice for part in parts for choice in _chosen(key, part, labels.get(key) or [])]
@@ -177,7 +175,7 @@ def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: Tu
 
 def _base(raw: sweep.Raw, source: str) -> Config:
     """Return the sweep-level configuration; other groups apply trial by trial."""
-    own = {key: raw[key] for key in ("name", "storage", "seed", "resume", "tune") if key in raw}
+    own = {key: raw[key] for key in ("name", "storage", "seed", "tune") if key in raw}
     base = sound_config(own, source)
     if base.name is None and parse_config({"name": Path(source).stem})[0] is None:
         raise ConfigError([Fault("name", f"is missing, and {Path(source).stem!r} cannot be one; set it")], source)
@@ -204,11 +202,11 @@ def _axes(raw: sweep.Raw, settings: TuneGroup, source: str) -> tuple[dict[str, l
             except (ValueError, TypeError) as error:
                 text = str(error)
         if text:
-            faults.append(Fault(sweep.key_of(raw, axis), text))
+            faults.append(Fault(sweep.key_of(axis), text))
     if not ranges and settings.num_samples > 1 and not faults:
         faults.append(Fault("tune.num_samples", "repeats identical trials; make seed an axis, or leave it at 1"))
     if not ranges and settings.search in ("sobol", "optuna") and not faults:
-        faults.append(Fault("tune.search", f"{settings.search} draws from ranges, and there are none; set tune.space"))
+        faults.append(Fault("tune.search", f"{settings.search} draws from ranges, and tune.param_space has none"))
     count = settings.num_samples * math.prod(map(len, lists.values()))
     if count > MOST_TRIALS:
         text = f"makes {count:,} trials, and a sweep has at most {MOST_TRIALS:,}; cut it, or lower tune.num_samples"

@@ -12,16 +12,10 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from raysim.base.settings import Settings
 from raysim.config import nearest
 
-#: Domain -> its arguments: Ray Tune's names without underscores. The upper bound of integers is left out, but for qrandint.
-DOMAINS = {
-    **dict.fromkeys(("uniform", "loguniform", "randint", "lograndint"), ("lower", "upper")),
-    **dict.fromkeys(("quniform", "qrandint"), ("lower", "upper", "q")),
-    "choice": (),
-    "grid_search": (),
-}
+#: Ray Tune's names of domains, without underscores. The upper bound of integers is left out.
+DOMAINS = ("uniform", "loguniform", "randint", "lograndint", "choice", "grid_search")
 
 
 @dataclass(frozen=True)
@@ -52,16 +46,12 @@ class Range:
         Optuna's own samplers of random and Sobol points take seeds of 32 bits and sort axes by name: they would draw other
         trials of the shipped studies.
         """
-        numbers, step = self.numbers, self.numbers.step or 0
-        low, high = numbers.low, numbers.high + (step if isinstance(numbers, IntDistribution) else 0)
+        numbers, is_integer = self.numbers, isinstance(self.numbers, IntDistribution)
+        low, high = numbers.low, numbers.high + is_integer
         begin, end = np.log([low, high]) if numbers.log else (low, high)
         value = begin + share * (end - begin)
         value = float(np.exp(value)) if numbers.log else value
-        if isinstance(numbers, IntDistribution):
-            value = min(numbers.high, low + math.floor((value - low) / step) * step)
-        elif step:
-            value = low + round((value - low) / step) * step
-        return self.of(value)
+        return self.of(min(numbers.high, low + math.floor(value - low)) if is_integer else value)
 
     def of(self, value: float) -> object:
         """The value itself, or the choice at that position."""
@@ -85,47 +75,25 @@ class Tried:
 
 
 def draws(name: str, arguments: object) -> Range:
-    """Return the range of a domain, from a list or mapping of arguments.
+    """Return the range of a domain: two bounds, or a list of choices.
 
     Raises:
       ValueError: unknown domain, or arguments that it cannot take.
     """
     if name not in DOMAINS:
-        raise ValueError(f"unknown domain {name!r}. {nearest(name, list(DOMAINS))}")
+        raise ValueError(f"unknown domain {name!r}. {nearest(name, DOMAINS)}")
     if name == "choice":
         choices = tuple(arguments) if isinstance(arguments, list | tuple) else (arguments,)
         return Range(IntDistribution(0, len(choices) - 1), choices)
-    takes, is_integer = DOMAINS[name], "randint" in name
-    listed = list(arguments) if isinstance(arguments, list | tuple) else [arguments]
-    given: Settings = dict(arguments if isinstance(arguments, Mapping) else zip(takes, listed, strict=False))
-    if set(given) != set(takes) or (len(listed) != len(takes) and not isinstance(arguments, Mapping)):
-        raise ValueError(f"{name} cannot take {arguments!r}: it takes {', '.join(takes)}")
-    for key, value in given.items():
-        if not isinstance(value, int if is_integer else int | float) or isinstance(value, bool):
-            text = f"{key} must be {'an integer' if is_integer else 'a number'}, got {value!r}"
-            raise ValueError(f"{name} cannot take {arguments!r}: {text}")
-    low, high, step = given["lower"], given["upper"], given.get("q")
-    if text := _bounds_fault(name, low, high, step):
-        raise ValueError(f"{name} cannot take {arguments!r}: {text}")
+    is_integer = "randint" in name
+    bounds = arguments if isinstance(arguments, list | tuple) else ()
+    if len(bounds) != 2 or not all(isinstance(each, int if is_integer else int | float) for each in bounds):
+        kind = "integers, the upper one left out" if is_integer else "numbers"
+        raise ValueError(f"{name} takes two {kind}, [lower, upper], got {arguments!r}")
+    low, high = bounds
     if is_integer:
-        last = high if step else high - 1
-        return Range(IntDistribution(low, last, log="log" in name, step=step or 1))
-    return Range(FloatDistribution(low, high, log="log" in name, step=step))
-
-
-def _bounds_fault(name: str, low: float, high: float, step: float | None) -> str:
-    """Return the fault of a range's bounds; empty for valid bounds."""
-    if low > high:
-        return f"lower is {low} and upper {high}; exchange them"
-    if low <= 0 and "log" in name:
-        return f"lower must be above 0 for a logarithm, got {low}"
-    if low == high and "randint" in name and step is None:
-        return f"upper is left out, and nothing lies between {low} and {high}; raise it"
-    if step is not None and step <= 0:
-        return f"the step q must be above 0, got {step}"
-    if step is not None and abs((high - low) / step - round((high - low) / step)) > 1e-6:
-        return f"upper must be lower plus a multiple of the step q, {step}"
-    return ""
+        return Range(IntDistribution(low, high - 1, log="log" in name))
+    return Range(FloatDistribution(low, high, log="log" in name))
 
 
 def suggest(ranges: Mapping[str, Range], tried: Sequence[Tried], *, mode: str, seed: int) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
@@ -37,13 +36,13 @@ def bundles_of(config: Config, gpus: float, *, may_grow: bool = False) -> list[B
       gpus: of the whole cluster; without any, trials run on CPUs.
     """
     wanted, share = config.resources, gpu_share(config, gpus, may_grow=may_grow)
-    trainer = {"CPU": wanted.cpus, **({"GPU": share} if share else {}), **wanted.named}
+    trainer = {"CPU": wanted.cpus, **({"GPU": share} if share else {}), **wanted.custom}
     return [trainer] if config.is_serial(in_sweep=True) else [{}, *([trainer] * wanted.least)]
 
 
 def group_of(config: Config, gpus: float) -> tune.PlacementGroupFactory:
-    """The placement group of a trial, packed or spread as its trainers are to be."""
-    return tune.PlacementGroupFactory(bundles_of(config, gpus), strategy=config.resources.placement.upper())
+    """The placement group of a trial, on few nodes."""
+    return tune.PlacementGroupFactory(bundles_of(config, gpus))
 
 
 def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
@@ -86,8 +85,8 @@ def nodes_with_room(sweep: Sweep, say: Callable[[str], None]) -> list[Bundle]:
         gpus = sum(node.get("GPU", 0.0) for node in nodes)
         bundles = [bundle for bundle in bundles_of(trial.config, gpus, may_grow=True) if bundle]
         if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles):
-            find = partial(find_room, bundles[0], len(bundles), least=len(bundles), placement=wanted.placement)
-            find(wait_s=wanted.wait_s, say=say, may_grow=True)
+            count = len(bundles)
+            find_room(bundles[0], count, least=count, wait_s=wanted.wait_s, say=say, may_grow=True)
     return ray_nodes()
 
 

@@ -87,7 +87,7 @@ class Search:
             raise ConfigError([Fault("tune.search", text)], self._file.parent.name) from error
         if space != self._space:
             text = f"is {self._space}, but the search in {self._file.parent} is one of {space}"
-            raise ConfigError([Fault("tune.space", f"{text}; set it back, or choose another name")], "going on")
+            raise ConfigError([Fault(sweep.SPACE, f"{text}; set it back, or choose another name")], "going on")
         for name, values in points.items():
             if not self._is_sound(values):
                 text = f"{self._file} is damaged (trial {name!r} has {values!r}); delete it to search anew"

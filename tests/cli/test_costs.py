@@ -52,7 +52,9 @@ def test_a_plan_needs_no_file_of_weights(root, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resources", [{"custom": {"mig": 1}}, {"accelerator_type": "H100"}, {"trainers": 4000}])
+@pytest.mark.parametrize(
+    "resources", [{"custom": {"mig": 1}}, {"custom": {"accelerator_type:H100": 0.001}}, {"trainers": 4000}]
+)
 def test_plan_of_a_run_for_a_cluster_is_of_this_machine(root, tmp_path, monkeypatch, resources):
     monkeypatch.setenv("RAY_ADDRESS", "ray://elsewhere:10001")  # which has room; it is not asked
     raw = raw_config(root, [], storage=str(tmp_path / "runs"), name="a", resources={"backend": "ray", **resources})

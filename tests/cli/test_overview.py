@@ -1,17 +1,14 @@
-"""`raysim status`: what it shows of a storage's files and of a cluster's jobs."""
+"""`raysim status`: what it shows of a storage's files."""
 
 from __future__ import annotations
 
 import os
 import time
-from types import SimpleNamespace
 
 import pytest
-from ray.job_submission import JobStatus
 
-from raysim.base.errors import DataError, RaysimError
+from raysim.base.errors import DataError
 from raysim.cli.overview import show_places
-from raysim.engine.ray import jobs
 from raysim.folders.run_folder import RunFolder
 
 
@@ -81,37 +78,10 @@ def test_a_sweep_by_itself_is_shown_trial_by_trial_and_a_run_alone(storage, caps
     ]
 
 
-def test_jobs_of_a_cluster_are_shown_whatever_the_environment_says(monkeypatch, capsys):
-    """Ray takes its variables before the address that it is given."""
-    asked, now = [], time.time() * 1e3
-
-    def job(name, age_s, status, is_submitted=True):
-        name = {"submission_id": name, "job_id": None} if is_submitted else {"submission_id": None, "job_id": name}
-        return SimpleNamespace(**name, status=status, start_time=now - 1e3 * age_s, entrypoint="raysim run [a].yaml")
-
-    listed = [job("old", 7200, JobStatus.FAILED), job("02000000", 120, JobStatus.RUNNING, is_submitted=False)]
-
-    def client(address):
-        asked.append((os.environ["RAY_ADDRESS"], address))
-        return SimpleNamespace(list_jobs=lambda: listed)
-
-    monkeypatch.setattr(jobs, "JobSubmissionClient", client)
-    monkeypatch.setenv("RAY_ADDRESS", "other:1")
-    show_places(["http://head:8265"])
-    assert table(capsys) == [
-        ["02000000", "running", "2 min ago", "raysim run [a].yaml"],
-        ["old", "failed", "2 h ago", "raysim run [a].yaml"],
-    ]
-    assert asked == [("http://head:8265", "http://head:8265")]
-    assert os.environ["RAY_ADDRESS"] == "other:1"
-
-
-def test_places_without_runs_and_addresses_without_a_cluster_are_one_sentence(tmp_path):
+def test_places_without_runs_are_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"no such folder in .*nowhere"):
         show_places([str(tmp_path / "nowhere")])
     with pytest.raises(DataError, match="no run in"):
         show_places([str(tmp_path)])
     with pytest.raises(DataError, match="no run in file://"):
         show_places([f"file://{tmp_path}/nowhere"])
-    with pytest.raises(RaysimError, match=r"no cluster answers \(nothing listens there\) in 127\.0\.0\.1:1\."):
-        show_places(["127.0.0.1:1"])

@@ -75,14 +75,14 @@ def test_ranges_that_no_partition_depends_on_are_passed_over(root):
     raw = a_sweep(root, **{"partition.alpha": [0.1, 1.0], "seed": [0]})
     raw["tune"] |= {
         "search": "random",
-        "space": {"local.lr": {"log_uniform": [0.01, 0.1]}},
+        "param_space": {**raw["tune"]["param_space"], "local.lr": {"log_uniform": [0.01, 0.1]}},
         "only": {"local.lr": {"seed": [0]}},
     }
     assert [partition.name for partition in partitions(raw, "a test")] == ["alpha=0.1", "alpha=1.0"]
-    raw["tune"]["space"] = {"partition.alpha": {"log_uniform": [0.01, 0.1]}}
+    raw["tune"]["param_space"] = {"partition.alpha": {"log_uniform": [0.01, 0.1]}}
     with pytest.raises(ConfigError, match=r"partition\.alpha: is a range"):
-        partitions({**raw, "tune": {**raw["tune"], "param_space": {}, "only": {}}}, "a test")
-    single = {**raw, "tune": {"space": {"local.lr": {"log_uniform": [0.01, 0.1]}}}}
+        partitions({**raw, "tune": {**raw["tune"], "only": {}}}, "a test")
+    single = {**raw, "tune": {"param_space": {"local.lr": {"log_uniform": [0.01, 0.1]}}}}
     assert [partition.name for partition in partitions(single, "a test")] == ["partition"]
 
 

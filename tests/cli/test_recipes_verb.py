@@ -1,19 +1,16 @@
-"""`raysim recipes`, `raysim schema`, `--version` and the completion of a shell."""
+"""`raysim recipes`, `raysim schema` and `--version`."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
 import raysim
 from raysim.base.errors import ConfigError
-from raysim.cli.completion import json_schema
+from raysim.cli.json_schema import json_schema
 from raysim.cli.main import app
 from raysim.config.shipped import KINDS, RECIPES, shipped_file, shipped_files
 
@@ -92,15 +89,3 @@ def test_faults_are_one_message_and_write_nothing(words, fault, here):
 def test_schema_is_json_and_version_is_the_packages():
     assert json.loads(said("schema")) == json_schema()
     assert said("--version") == f"raysim {raysim.__version__}\n"
-
-
-def test_the_shell_completes_verbs_and_names():
-    def offered(words, position):
-        environment = {**os.environ, "_RAYSIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": position}
-        code = "import sys; sys.argv = ['raysim']; from raysim.cli.main import app; app(prog_name='raysim')"
-        return subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-        ).stdout.split()
-
-    assert offered("raysim re", "1") == ["report", "recipes"]
-    assert offered("raysim recipes fedvg/table_A", "2") == [f"fedvg/table_A{number}" for number in (3, 4, 7, 8)]

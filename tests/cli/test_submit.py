@@ -39,7 +39,7 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "Jobs", lambda: made)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
-    axes = {"space": {"local.lr": {"log_uniform": [0.01, 1]}}, "num_samples": 2}
+    axes = {"param_space": {"local.lr": {"log_uniform": [0.01, 1]}}, "num_samples": 2}
     files = {"plain": {"rounds": 2}, "named": {"name": "a/b"}, "sweep": {"tune": axes}, "pairs": {"rounds": 1}}
     files["pairs"]["calibrate"], files["scaled"] = {"seeds": 1}, {"name": "n", "scale": {"rounds": 1}}
     for name, content in files.items():

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from pydantic_core import SchemaError
+from rich.console import Console
 from typer.testing import CliRunner
 
 import raysim
@@ -85,7 +86,7 @@ def test_a_quiet_run_says_nothing(settings, capsys):
 def screen(monkeypatch):
     """Standard output as a terminal, whose text is kept."""
     options = {"force_terminal": True, "force_jupyter": False, "width": 80, "soft_wrap": True, "highlight": False}
-    console = terminal.Output(file=io.StringIO(), **options)
+    console = Console(file=io.StringIO(), **options)
     monkeypatch.setattr(terminal, "out", console)
     return console
 
@@ -125,15 +126,6 @@ def test_two_runs_in_two_threads_share_a_terminal(screen):
     for thread in threads:
         thread.join()
     assert not faults
-
-
-def test_the_live_line_and_the_last_table_have_the_columns_asked_for(run_file):
-    words = ["run", str(run_file), "methods=[{label_flip: {share: 0.5}}]", "progress=[attack/attackers, no/such]"]
-    output = CliRunner().invoke(app, words).output
-    assert re.search(r"round 3/3 .* attack/attackers \d", output)
-    assert re.search(r"attack/attackers │ +\d", output)
-    assert re.search(r"megabytes up │ +[\d.]+", output)
-    assert "no/such" not in output
 
 
 def test_a_finished_run_shown_again_says_the_seconds_of_its_rounds_alone(run_file):
@@ -204,31 +196,6 @@ def test_prepare_ends_with_the_lines_of_a_configuration(tmp_path):
 
 
 # --- ends ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [["methods"], ["recipes"], ["schema"]])
-def test_a_reader_that_leaves_ends_a_verb_without_a_word(words):
-    process = begun(*words)
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=60) in (0, terminal.CLOSED)  # 0: all of it was in the pipe by then
-    assert process.stderr.read() == ""
-
-
-@pytest.mark.slow
-def test_a_reader_that_leaves_ends_a_run_after_a_checkpoint(run_file, tmp_path):
-    process = begun("run", run_file, "rounds=2000", "name=closed")
-    next(line for line in process.stdout if line.startswith("running"))  # rounds begin
-    process.stdout.close()
-    assert process.wait(timeout=120) == terminal.CLOSED
-    said = process.stderr.read()
-    process.stderr.close()
-    assert re.search(r"^standard output was closed: stopped .* goes on at round \d+$", said, re.MULTILINE), said
-    assert "Traceback" not in said
-    folder = tmp_path / "my runs" / "closed"
-    assert list(folder.glob("checkpoints/round-*"))
-    assert not (folder / "FAILED").exists()
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])

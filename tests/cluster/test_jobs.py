@@ -200,7 +200,7 @@ def test_a_sweep_its_report_and_a_calibration_are_jobs_of_two_nodes(cluster, clo
         return result.stdout
 
     small = ("model.width=4", "model.hidden=16", "rounds=2", "cohort.size=2", "resources.backend=serial")
-    search = ("tune.search=optuna", "tune.num_samples=3", "tune.space.local.lr={log_uniform: [0.01, 1]}")
+    search = ("tune.search=optuna", "tune.num_samples=3", "tune.param_space.local.lr={log_uniform: [0.01, 1]}")
     said = raysim("submit", CONFIG, "name=swept", *search, *small)
     assert "submitted job swept: python -m raysim tune configs/quickstart.yaml" in said
     assert "3 trials, by" in said

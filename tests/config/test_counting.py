@@ -14,7 +14,7 @@ import raysim
 from raysim.base.errors import ConfigError, DataError, SettingIgnored
 from raysim.base.progress import Listener
 from raysim.cli.main import app
-from raysim.config import parse_config, parse_options, parse_overrides, read_config
+from raysim.config import parse_config, parse_options, read_config
 from raysim.config.sweep import grid
 from raysim.data.arrow import write_set
 from raysim.data.sources import prepare, set_path
@@ -23,7 +23,6 @@ from raysim.models import find_architecture
 from raysim.plan.check import check, check_partition
 from raysim.plan.find import build_methods
 from raysim.plan.splitting import rows_line, uses_validation
-from raysim.reporting.drawing import PAPERS
 from raysim.tuning.outcome import _as_run
 from raysim.tuning.plan import plan_sweep
 from raysim.tuning.trial import point_of
@@ -50,8 +49,6 @@ from tests.support.federations import raw_config
         ({"tune": {"grace_rounds": 3}}, "tune.grace_rounds"),
         ({"partition": {"scheme": "joint"}, "cohort": {"size": 1, "dropout": 0.5}}, "cohort"),
         ({"report": {"metric": "best_accuracy", "metrics": {"seen": {"last": "accuracy"}}}}, "report.metric"),
-        ({"report": {"client": 3}}, "report.client"),
-        ({"report": {"client": 3, "figures": ["bars"]}}, "report.client"),
     ],
 )
 def test_a_key_that_does_not_count_is_refused(raw, key):
@@ -66,18 +63,6 @@ def test_a_refusal_names_the_cause_the_condition_and_the_remedy():
     assert str(fault) == (
         "partition.alpha: has no effect with partition.scheme iid (it counts with partition.scheme dirichlet, quantity "
         "or nine_plus_one); drop it, or change partition.scheme"
-    )
-
-
-@pytest.mark.parametrize("name", ["weights", "figure_8"])
-def test_the_bold_client_counts_with_the_figure_of_weights_by_either_name(name):
-    assert PAPERS.get(name, name) == "weights"
-    assert [own for own in PAPERS.values() if own == "weights"] == ["weights"]
-    assert parse_config({"report": {"client": 3, "figures": ["bars", name]}})[1] == []
-    (fault,) = parse_config({"report": {"client": 3, "figures": ["bars", "curves"]}})[1]
-    assert str(fault) == (
-        "report.client: has no effect with report.figures bars, curves (it counts with report.figures that has weights or "
-        "figure_8); drop it, or change report.figures"
     )
 
 
@@ -115,15 +100,6 @@ def test_groups_and_metrics_of_other_verbs(settings):
         raw, source = settings_of(settings, more, {})
         with pytest.raises(ConfigError, match=words):
             finished_run(raw, source, Listener())
-
-
-def test_an_override_that_a_later_one_wipes_out_is_refused():
-    with pytest.raises(ConfigError, match=r"local\.lr: is overwritten by 'local=\{epochs: 2\}' behind it"):
-        parse_overrides(["local.lr=0.1", "local={epochs: 2}"])
-    with pytest.raises(ConfigError, match=r"methods\+: is overwritten by 'methods=\[fedavgm\]' behind it"):
-        parse_overrides(["methods+=[fedprox]", "methods=[fedavgm]"])
-    assert list(parse_overrides(["methods=[fedavgm]", "methods+=[fedprox]"])) == ["methods", "methods+"]
-    assert parse_overrides(["local={epochs: 2}", "local.lr=0.1"]) == {"local": {"epochs": 2}, "local.lr": 0.1}
 
 
 def test_files_for_a_set_that_reads_none_are_refused(tmp_path):

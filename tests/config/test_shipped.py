@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from raysim.base.errors import ConfigError
-from raysim.cli.completion import json_schema
+from raysim.cli.json_schema import json_schema
 from raysim.config import Config, is_recipe_name, read_config, shipped_file, shipped_files
 from raysim.config.shipped import KINDS, RECIPES
 from raysim.config.yaml_text import read_yaml

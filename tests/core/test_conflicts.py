@@ -79,7 +79,7 @@ def test_right_order_of_modifier_and_replacer_is_legal(root):
 def test_needs_name_the_remedy(root):
     assert "data.validation" in faults_of(root, ["fedvg"], data={"root": str(root), "validation": 0})[0]
     plan_of(root, [{"fedvg": {"norm": "update"}}], data={"root": str(root), "validation": 0})
-    assert "local.nesterov" in faults_of(root, ["scaffold"], local={"momentum": 0.9, "nesterov": True})[0]
+    assert "local.optimizer" in faults_of(root, ["scaffold"], local={"optimizer": "adamw"})[0]
 
 
 @pytest.mark.parametrize("methods", [["livar"], ["krum", "dp"]])

@@ -30,7 +30,7 @@ def files(folder):
 def test_preprocessed_rows_of_several_partitions_are_those_of_the_serial_writer(root, tmp_path, ray_cluster):
     from raysim.data.pipeline import write_with_ray_data
 
-    own = {"resize": 12, "rgb": True, "own": {"tests.support.toy_data:brightens": {"by": 7}}}
+    own = {"resize": 12, "own": {"tests.support.toy_data:brightens": {"by": 7}}}
     manifests = [manifest_of(root, own, seed=seed) for seed in (0, 1)]
     one = build_all_shards(manifests, tmp_path / "one")
     two = build_all_shards(manifests, tmp_path / "two", write_with_ray_data)

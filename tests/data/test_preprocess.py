@@ -20,9 +20,9 @@ def plan_with(root, preprocess, **groups):
     return check(raw_config(root, data={"root": str(root), "preprocess": preprocess}, **groups), "a test")
 
 
-def test_images_are_resized_and_coloured_once_and_the_model_sees_their_shape(root, tmp_path):
-    plain, plan = check(raw_config(root), "a test"), plan_with(root, {"resize": 12, "rgb": True})
-    assert (plain.spec.input_shape, plan.spec.input_shape) == ((8, 8, 1), (12, 12, 3))
+def test_images_are_resized_once_and_the_model_sees_their_shape(root, tmp_path):
+    plain, plan = check(raw_config(root), "a test"), plan_with(root, {"resize": 12})
+    assert (plain.spec.input_shape, plan.spec.input_shape) == ((8, 8, 1), (12, 12, 1))
     assert plan.manifest.checksum != plain.manifest.checksum
     assert all((a == b).all() for a, b in zip(plan.manifest.clients, plain.manifest.clients, strict=True))
     federation = Federation(build_shards(plan.manifest, tmp_path / "shards"))
@@ -30,7 +30,7 @@ def test_images_are_resized_and_coloured_once_and_the_model_sees_their_shape(roo
     for client in (0, 11):
         pixels, labels = federation.client(client)
         images, own = digits.take(plan.manifest.clients[client])
-        alone = np.concatenate([fit_to(image[None], (12, 12, 3)) for image in images])
+        alone = np.concatenate([fit_to(image[None], (12, 12, 1)) for image in images])
         assert (pixels == alone).all()
         assert (labels == own).all()
 
@@ -48,11 +48,11 @@ def test_nothing_to_do_is_the_partition_without_it(root):
 
 def test_own_function_gets_fitted_images_and_its_options_and_source_count(root, tmp_path):
     own = {f"{TOYS}:brightens": {"by": 3}}
-    plan = plan_with(root, {"rgb": True, "own": own})
+    plan = plan_with(root, {"own": own})
     federation = Federation(build_shards(plan.manifest, tmp_path / "shards"))
     images, _ = PreparedSet(set_path(root, "digits")).take(plan.manifest.test)
-    assert (federation.held_out("test")[0] == images.repeat(3, axis=3) + np.uint8(3)).all()
-    sums = {plan_with(root, {"rgb": True, "own": {f"{TOYS}:brightens": {"by": by}}}).manifest.checksum for by in (3, 4)}
+    assert (federation.held_out("test")[0] == images + np.uint8(3)).all()
+    sums = {plan_with(root, {"own": {f"{TOYS}:brightens": {"by": by}}}).manifest.checksum for by in (3, 4)}
     assert len(sums) == 2
     assert plan.manifest.checksum in sums
     assert plan_with(root, {"own": f"{TOYS}:halves"}).spec.input_shape == (4, 4, 1)
@@ -80,7 +80,7 @@ def test_own_function_that_cannot_be_used_is_named(root, own, words):
 def test_work_does_not_depend_on_where_the_set_is_cut(root):
     digits = PreparedSet(set_path(root, "digits"))
     images, _ = digits.take(np.arange(600))
-    work = make_preprocess(digits, 13, True)
+    work = make_preprocess(digits, 13)
     whole = work.work(images)
     for cuts in ([1, 2, 300], [255, 256, 257]):
         assert (np.concatenate([work.work(part) for part in np.split(images, cuts)]) == whole).all()

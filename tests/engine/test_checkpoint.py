@@ -181,8 +181,6 @@ def test_resume_refuses_another_configuration(root, tmp_path):
     with pytest.raises(ConfigError) as caught:
         quietly(changed)
     assert {fault.key for fault in caught.value.faults} == {"methods", "local.lr"}
-    with pytest.raises(RunExists, match="et resume=auto"):
-        quietly(a_plan(root, tmp_path, resume="never"))
 
 
 def test_resume_refuses_other_data_a_running_run_and_a_damaged_configuration(root, tmp_path):

@@ -57,7 +57,7 @@ def test_trainers_on_every_cpu_and_a_few_that_are_spread_give_the_serial_bits(tw
     resources = {"backend": "ray", "gpus_per_trainer": 0}
     config = write_config(tmp_path / "run.yaml", hidden, rounds=2, resources=resources)
     cluster.run(config, "name=all").finish()
-    cluster.run(config, "name=few", "resources.trainers=2", "resources.placement=spread", "cohort.size=20").finish()
+    cluster.run(config, "name=few", "resources.trainers=2", "cohort.size=20").finish()
 
     for name, trainers, size in (("all", 4, 40), ("few", 2, 20)):
         plan = plan_of(root, rounds=2, **{**FEDERATION, "cohort": {"size": size}})

@@ -91,7 +91,7 @@ def test_finished_run_is_never_overwritten(root, tmp_path):
     before = (tmp_path / "a" / "summary.json").read_bytes()
     assert quietly(plan) == json.loads(before)
     with pytest.raises(RunExists, match="choose another name"):
-        quietly(a_plan(root, tmp_path, resume="never"))
+        quietly(a_plan(root, tmp_path, rounds=1))
     assert (tmp_path / "a" / "summary.json").read_bytes() == before
 
 

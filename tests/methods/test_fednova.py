@@ -129,7 +129,6 @@ def test_order_with_fedvg_and_the_client_optimiser_are_checked(root):
     for methods, local, words in (
         (["fednova", "fedvg"], {}, "put fedvg before fednova"),
         (["fednova"], {"optimizer": "adamw"}, "fednova needs sgd: set local.optimizer to sgd"),
-        (["fednova"], {"momentum": 0.9, "nesterov": True}, "local.nesterov to false"),
     ):
         with pytest.raises(ConfigError, match=words):
             plan_of(root, methods, local=local)

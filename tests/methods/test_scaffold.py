@@ -158,9 +158,8 @@ def test_scaffold_finds_the_optimum_under_momentum():
 
 def test_scaffold_runs_under_momentum_and_nothing_but_plain_or_momentum_sgd(root):
     assert plan_of(root, ["scaffold"], local={"momentum": 0.9}).methods
-    for local in ({"optimizer": "adamw"}, {"momentum": 0.9, "nesterov": True}):
-        with pytest.raises(ConfigError, match=r"scaffold needs sgd: set local\.optimizer to sgd"):
-            plan_of(root, ["scaffold"], local=local)
+    with pytest.raises(ConfigError, match=r"scaffold needs sgd: set local\.optimizer to sgd"):
+        plan_of(root, ["scaffold"], local={"optimizer": "adamw"})
 
 
 def test_options_are_checked():

@@ -50,10 +50,6 @@ def test_batches_of_one_example_are_refused_with_batch_norm(root):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"model": {"name": "mlp", "channels_last": True}},
-            r"model\.channels_last: has no effect: mlp has no convolution",
-        ),
         ({"methods": [{"dp": {"noise": 0.0, "delta": 1e-6}}]}, r"dp\.delta: has no effect with noise 0"),
         (
             {"partition": {"scheme": "tests.fuzz.own_code:own_partition", "labels_per_client": 3}},

@@ -83,7 +83,6 @@ PROBES = {
     "local.steps": [1],
     "local.batch_size": [8],
     "local.momentum": [0.9],
-    "local.nesterov": [True],
     "local.weight_decay": [0.1],
     "local.lr_decay": [0.5],
     "local.schedule": ["cosine"],
@@ -103,20 +102,20 @@ PROBES = {
 }
 
 OUTSIDE = {
-    "name, storage, resume, loggers, labels, progress, scale, checkpoint": "where and how a run is written, not what it computes",
+    "name, storage, loggers, labels, scale, checkpoint": "where and how a run is written, not what it computes",
     "report, calibrate, tune": "other verbs; a run refuses the groups tune and calibrate, see the cases below",
     "resources": "where a run computes; those that only Ray uses are silent in a serial run, see the schema",
     "task": "what the targets are for; a set fits one task, tests/training/test_tasks.py",
-    "on_nonfinite, stop.score, stop.seconds": "act upon an event: a number that is not finite, a score, a clock",
+    "on_nonfinite, stop.score": "act upon an event: a number that is not finite, a score",
     "stop.epsilon": "what a method has spent; tests/methods/test_privacy.py",
-    "evaluation.batch_size, model.channels_last, local.stack": "speed and rounding",
+    "evaluation.batch_size, local.stack": "speed and rounding",
     "model.blocks": "the layout: what methods and traces call a layer block",
     "model.pretrained, model.head, data.reader, data.files, data.preprocess.own": "files and code of one's own",
     "data.name, data.root, data.test_sets": "which sets; each has rows of its own",
     "data.validation_set.external.name, data.validation_set.external.mapping": "another prepared set; both or none",
     "data.validation_set.order, data.split": "order: seen by methods alone; split: tested below",
     "data.scale_targets": "of regressions; tests/plan/test_task.py",
-    "data.preprocess.resize, data.preprocess.rgb": "probed as a whole group",
+    "data.preprocess.resize": "probed as a whole group",
     "model.lora.rank, model.lora.alpha, model.lora.targets, model.lora.dropout": "of adapters that are there: all count",
 }
 

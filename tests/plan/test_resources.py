@@ -75,8 +75,11 @@ def test_auto_picks_what_fits(asked, rooms, expected):
         ({"custom": {"mig": 1}}, [{"CPU": 2, "big": 1, "memory": 9, "node:a": 1}], "no node has 'mig'; there are big"),
         ({"custom": {"mig": 1}}, [{"CPU": 2}], "start its nodes with `ray start --resources`"),
         ({"custom": {"mig": 2}, "trainers": 2}, [{"CPU": 2, "mig": 3}], r"custom: 2 trainers with 2 mig each"),
-        ({"accelerator_type": "A100"}, [{"CPU": 2, "accelerator_type:T4": 1}], "no node has 'A100'; there are T4"),
-        ({"accelerator_type": "A100"}, [{"CPU": 2}], "no node says what its GPUs are"),
+        (
+            {"custom": {"accelerator_type:A100": 0.001}},
+            [{"CPU": 2, "accelerator_type:T4": 1}],
+            "no node has 'accelerator_type:A100'; there are accelerator_type:T4",
+        ),
     ],
 )
 def test_what_cannot_fit_is_refused_with_what_there_is(asked, nodes, text):
@@ -96,7 +99,7 @@ def test_what_cannot_fit_is_refused_with_what_there_is(asked, nodes, text):
         ({"trainers": 8}, [{"CPU": 4}], (8, 1, 0)),
         ({"trainers": 40}, [{"CPU": 4, "GPU": 1}], (40, 1, 0.25)),  # not a fortieth of the one that is there
         ({"trainers": 6}, [{"CPU": 6, "GPU": 1}], (6, 1, 0.1666)),
-        ({"accelerator_type": "A100"}, [{"CPU": 4}], (1, 1, 0.25)),
+        ({"custom": {"accelerator_type:A100": 0.001}, "gpus_per_trainer": 1}, [{"CPU": 4}], (1, 1, 1)),
         ({"custom": {"mig": 1}}, [{"CPU": 4}], (1, 1, 0)),
     ],
 )
@@ -121,7 +124,7 @@ def test_shares_that_no_node_could_give_are_refused_before_ray_starts():
 
 
 def test_share_has_the_names_of_ray():
-    config = resources(custom={"mig": 1}, accelerator_type="T4", trainers=1)
+    config = resources(custom={"mig": 1, "accelerator_type:T4": 0.001}, trainers=1)
     taken = resolve_resources(config, [{"CPU": 2, "GPU": 1, "mig": 1, "accelerator_type:T4": 1}])
     assert share_of(taken, config) == {"CPU": 1.0, "GPU": 1.0, "mig": 1, "accelerator_type:T4": 0.001}
 

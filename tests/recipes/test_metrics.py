@@ -74,10 +74,10 @@ def test_tables_tests_averages_and_curves_of_fedvg_show_the_best_round(tmp_path)
 def test_the_direction_of_a_sweep_goes_with_its_metric(tmp_path):
     root = tmp_path / "loss"
     for name, gap in (("a", 0.2), ("b", 0.3)):
-        fabricate(root / name, 0.5, labels={"method": name}, progress={"my/gap": gap})
-    (root / "sweep.yaml").write_text(yaml.safe_dump({"tune": {"metric": "my/gap", "mode": "min"}}))
+        fabricate(root / name, 0.5, labels={"method": name}, progress={"my/loss": gap})
+    (root / "sweep.yaml").write_text(yaml.safe_dump({"tune": {"metric": "my/loss"}}))
     measure = make_report([root], {}).measure
-    assert (measure.name, measure.mode) == ("my/gap", "min")
+    assert (measure.name, measure.mode) == ("my/loss", "min")
     assert make_report([root], {"metric": "accuracy"}).measure.mode == "max"
 
 

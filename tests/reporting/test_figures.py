@@ -133,9 +133,6 @@ def test_weights_make_the_balanced_client_bold(tmp_path):
     assert [line.get_linewidth() > 2 for line in lines] == [False, True, False, False, False]
     assert lines[1].get_label() == "client 1"
     assert np.sum([line.get_ydata() for line in lines], axis=0) == pytest.approx(np.ones(10))
-    _, made, _ = drawn([tmp_path], {"figures": ["weights"], "client": 3})
-    chosen = made["weights"].axes[0].lines
-    assert [line.get_linewidth() > 2 for line in chosen[:5]] == [False, False, False, True, False]
 
 
 def test_norms_show_two_rounds_on_one_logarithmic_scale(tmp_path):

@@ -99,9 +99,9 @@ def test_times_and_errors_are_better_when_small(name, better):
 def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypatch):
     bare = name.rpartition("/")[2].removeprefix("best_").removesuffix("_worst")
     with pytest.raises(
-        ConfigError, match=rf"tune.mode: '{bare}\w*' does not say which of its values are better; set max or"
+        ConfigError, match=rf"tune.metric: '{bare}\w*' does not say which of its values are better; take another"
     ):
-        direction_of(name, key="tune.mode")
+        direction_of(name, key="tune.metric")
     monkeypatch.setitem(DIRECTIONS, bare, "min")
     assert (direction_of(name), direction_of(name, "max")) == ("min", "max")
 
@@ -220,20 +220,11 @@ def test_one_run_gives_a_cell_for_each_of_several_metrics(tmp_path):
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_metric_beside_several_and_a_client_without_its_figure_are_refused(tmp_path):
+def test_a_metric_beside_several_is_refused(tmp_path):
     root = sweep(tmp_path / "a", {("FedAvg", 0.1): [0.5]})
-    for given, key in (
-        ({"metric": "best_accuracy", "metrics": {"seen": {"last": "accuracy"}}}, "metric"),
-        ({"client": 1}, "client"),
-    ):
-        with pytest.raises(ConfigError, match=rf"report\.{key}: has no effect with report\."):
-            make_report([root], given)
-
-
-def test_figures_of_the_command_line_leave_out_a_recipes_client(tmp_path):
-    root = sweep(tmp_path / "a", {("FedAvg", 0.1): [0.5]}, {"figures": ["weights"], "client": 1})
-    assert make_report([root], {}).group.client == 1
-    assert make_report([root], {"figures": ["bars"]}).group.client is None
+    given = {"metric": "best_accuracy", "metrics": {"seen": {"last": "accuracy"}}}
+    with pytest.raises(ConfigError, match=r"report\.metric: has no effect with report\."):
+        make_report([root], given)
 
 
 def test_an_ignored_label_makes_no_column_but_finds_its_published_cell(tmp_path):

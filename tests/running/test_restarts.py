@@ -63,7 +63,7 @@ def losing(monkeypatch):
 
 
 def test_a_run_goes_on_after_each_loss_from_its_last_checkpoint(root, tmp_path, losing):
-    plan, begins, notes = a_plan(root, tmp_path, ["scaffold"], rounds=4, resume="never", **EVERY_ROUND), [], []
+    plan, begins, notes = a_plan(root, tmp_path, ["scaffold"], rounds=4, **EVERY_ROUND), [], []
     patience = losing([0, 2, 3])
     summary = execute(plan, on_start=lambda folder, first, count: begins.append(first), on_note=notes.append)
     assert begins == [0, 0, 2, 3]

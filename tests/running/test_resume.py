@@ -15,13 +15,11 @@ LR = {"changes": (("local.lr", 0.1, 0.2),)}
 FEWER = {"rounds": 3, "changes": (("rounds", 4, 3),)}
 MORE = {"rounds": 6, "changes": (("rounds", 4, 6),)}
 OTHER_STOP = {"has_other_stop": True}
-NEVER = {"resumes": False}
 DATA = {"other_partition": Fault("data", "the set changed")}
 WEIGHTS = {"other_weights": Fault("model.pretrained", "the weights changed")}
 
 ROWS = [
     ({"has_config": False}, "begin"),
-    ({"has_config": False, **NEVER}, "begin"),
     ({"has_config": False, **FINISHED}, "RunExists: run 'a' is finished"),
     ({"is_sweep": True}, "RunExists: 'a' is a sweep, not a run"),
     ({}, "resume"),
@@ -31,7 +29,6 @@ ROWS = [
     (FEWER, "ConfigError: rounds: is 3, but the unfinished run in runs/a has 4"),
     (LR, "ConfigError: local.lr: is 0.2, but the unfinished run in runs/a has 0.1"),
     ({**LR, **MORE, "changes": (*LR["changes"], *MORE["changes"])}, "ConfigError: local.lr: is 0.2"),
-    (NEVER, "RunExists: run 'a' exists, unfinished, and resume is never"),
     ({"damage": "no such key"}, "RunExists: run 'a' cannot be resumed: its config.yaml or partition.json is damaged"),
     (DATA, "ConfigError: data: the set changed"),
     (WEIGHTS, "ConfigError: model.pretrained: the weights changed"),
@@ -42,9 +39,7 @@ ROWS = [
         "ConfigError: rounds: the unfinished run in runs/a has 4 rounds",
     ),
     (FINISHED, "show"),
-    ({**FINISHED, **NEVER}, "RunExists: run 'a' is finished"),
     ({**FINISHED, **MORE}, "extend"),
-    ({**FINISHED, **MORE, **NEVER}, "RunExists: run 'a' is finished"),
     ({**FINISHED, **FEWER}, "RunExists: run 'a' is finished"),
     ({**FINISHED, **OTHER_STOP, "goes_on": True}, "extend"),
     ({**FINISHED, **OTHER_STOP}, "RunExists: run 'a' is finished"),
@@ -77,7 +72,6 @@ def test_nothing_is_begun_over_a_run_and_nothing_finished_goes_on_unasked():
     """Every combination of a few facts: what is there is never overwritten."""
     facts = (
         [{}, FINISHED],
-        [{}, NEVER],
         [{}, MORE, FEWER],
         [{}, OTHER_STOP],
         [{}, {"goes_on": True}],
@@ -90,5 +84,3 @@ def test_nothing_is_begun_over_a_run_and_nothing_finished_goes_on_unasked():
         assert got != "begin"
         if found.get("is_finished") and got in ("resume", "extend"):
             assert found.get("rounds", 4) > 4 or found.get("has_other_stop")
-        if not found.get("resumes", True):
-            assert got not in ("resume", "extend")

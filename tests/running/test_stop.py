@@ -48,12 +48,10 @@ def test_reasons():
         "no better accuracy than 0.4000 for 2"
     )
     assert not reason_to_stop(StopGroup(patience=2), rows(0.4, 0.5, 0.3), 1)
-    assert reason_to_stop(StopGroup(seconds=4), rows(0.4, 0.4), 1) == "4 s of rounds: 4 s were allowed"
     assert not reason_to_stop(StopGroup(), rows(0.4), 1)
     # Every third round is evaluated: the run ends in such a round, or with evaluation.every 0 in any.
-    assert not reason_to_stop(StopGroup(patience=1, seconds=1), rows(None, None, 0.4, None), 3)
+    assert not reason_to_stop(StopGroup(patience=1, score=0.1), rows(None, None, 0.4, None), 3)
     assert reason_to_stop(StopGroup(patience=1), rows(None, None, 0.4, None, None, 0.3), 3)
-    assert reason_to_stop(StopGroup(seconds=1), rows(None), 0)
 
 
 def test_reasons_of_a_task_without_accuracy_are_those_of_a_resumed_run():
@@ -70,11 +68,11 @@ def test_reasons_of_a_task_without_accuracy_are_those_of_a_resumed_run():
 @pytest.mark.slow
 def test_a_run_that_ends_early_was_evaluated_last_and_says_why(settings, tmp_path):
     path = tmp_path / "a.yaml"
-    given = {**settings, "name": "a", "evaluation": {"every": 2}, "stop": {"seconds": 1e-6}}
+    given = {**settings, "name": "a", "evaluation": {"every": 2}, "stop": {"score": 0}}
     path.write_text(yaml.safe_dump(given))
     result = CliRunner().invoke(app, ["run", str(path)])
     assert result.exit_code == 0, result.output
-    assert "ended early: 0 s of rounds: 1e-06 s were allowed" in result.output
+    assert "ended early: accuracy 0." in result.output
     run = raysim.load(tmp_path / "runs" / "a")
     assert run.summary["rounds"] == 2
     assert run.summary["mean_last_10pct_accuracy"] == run.accuracy
@@ -93,9 +91,8 @@ def test_on_round_may_end_a_run_between_two_evaluations(settings, tmp_path, caps
 def test_conditions_that_cannot_be_met_are_faults(settings):
     for given, message in (
         ({"stop": {"score": 0.9}, "evaluation": {"every": 0}}, r"stop\.score: looks at evaluations"),
-        ({"stop": {"seconds": 9}, "evaluation": {"every": 0}}, r"stop\.seconds: looks at evaluations"),
         ({"stop": {"patience": 3}, "data": {"test": 0.0}}, r"stop\.patience: needs test examples"),
-        ({"stop": {"seconds": 9}, "methods": ["ccvr"]}, "stop: ccvr works after the last round"),
+        ({"stop": {"score": 0.9}, "methods": ["ccvr"]}, "stop: ccvr works after the last round"),
         ({"stop": {"loss": 1.5}}, r"stop\.loss"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -109,14 +106,14 @@ def test_conditions_that_cannot_be_met_are_faults(settings):
 def test_a_stopped_run_goes_on_where_another_condition_lets_it(settings):
     through = raysim.run(settings, name="through", local__schedule="cosine", quiet=True)
     given = {"local__schedule": "cosine", "quiet": True, "name": "a"}
-    assert raysim.run(settings, stop__seconds=1e-6, **given).summary["rounds"] == 1
+    assert raysim.run(settings, stop__score=0, **given).summary["rounds"] == 1
     with pytest.raises(RunExists):
-        raysim.run(settings, stop__seconds=1e-5, **given)
+        raysim.run(settings, stop__score=0.001, **given)
     on = raysim.run(settings, **given)  # the schedule goes by `rounds`, which are the same
     assert on.summary["params_sha256"] == through.summary["params_sha256"]
     assert (on.summary["stopped_by"], on.status.message) == ("", "")
     with pytest.raises(RunExists):  # nothing is left to do
-        raysim.run(settings, stop__seconds=1e9, **given)
+        raysim.run(settings, stop__score=2, **given)
     with pytest.raises(ConfigError, match=r"local\.lr: is 0\.3, but the finished run in"):  # it says what differs
         raysim.run(settings, local__lr=0.3, **given)
 
@@ -135,7 +132,7 @@ def test_a_run_that_goes_on_has_no_summary_until_it_is_complete(settings):
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_trials_that_differ_in_their_end_are_two_and_are_judged_over_their_own_rounds(settings):
-    axes = {"stop.seconds": {"grid_search": [1e-6, 1e6]}}
+    axes = {"stop.score": {"grid_search": [0, 2]}}
     tune = {"param_space": axes, "metric": "mean_last_10pct_accuracy", "max_concurrent": 1}
     runs = raysim.tune(settings, name="ends", tune=tune, quiet=True)
     assert [run.summary["rounds"] for run in runs] == [1, 6]

@@ -134,7 +134,6 @@ def test_batches_of_several_epochs_are_those_of_a_naive_loop_bit_for_bit(channel
     [
         {},
         {"momentum": 0.9},
-        {"momentum": 0.9, "nesterov": True},
         {"weight_decay": 0.1},
         {"momentum": 0.5, "weight_decay": 0.1},
         {"optimizer": "adamw", "weight_decay": 0.1},

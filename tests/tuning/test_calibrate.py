@@ -28,7 +28,7 @@ from raysim.tuning.calibrate_figures import curves_figure, prediction_figure, ta
 from tests.support.federations import ADAMW, LORA_VIT, lora_plan, raw_config, run
 
 TABLE_A = [[0.038, 0.100, 0.193], [0.038, 0.089, 0.118], [0.038, 0.078, 0.093]]
-FEW = {"partitions": 1, "seeds": 1, "trees": 6, "min_leaf": 2}
+FEW = {"partitions": 1, "seeds": 1, "trees": 6}
 
 
 def raw_calibration(root, storage, **groups):
@@ -214,8 +214,8 @@ def test_faults_of_a_calibration_are_named_before_anything_runs(root, tmp_path):
         return {fault.key: fault.message for fault in caught.value.faults}
 
     joint = {**PartitionGroup().model_dump(), "scheme": "joint"}
-    found = faults(rounds=2, methods=["fedprox"], partition=joint, calibrate={"cuts": [0.5, 0.2, 0.6, 0.8]})
-    assert set(found) == {"rounds", "methods", "partition.scheme", "calibrate.cuts"}
+    found = faults(rounds=2, methods=["fedprox"], partition=joint)
+    assert set(found) == {"rounds", "methods", "partition.scheme"}
     assert "must be > 0" in faults(local={"lr": 0})["local.lr"]
     assert "lora" in faults(model={"lora": None})["methods"]
     for options in ({"components": "head"}, {"layers": "examples"}):

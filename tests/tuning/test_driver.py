@@ -216,7 +216,7 @@ def test_records_of_stopped_trials_are_sealed_once_nobody_holds_their_folder(tmp
 @pytest.mark.slow
 def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_cluster):
     tune = {"scheduler": "asha", "grace_rounds": 2}
-    tune |= {"metric": "train/loss", "mode": "min"}
+    tune |= {"metric": "train/loss"}
     resources = {"backend": "ray", "trainers": 1, "cpus_per_trainer": 0.5}
     space = {"local.lr": {"grid_search": [0.3, 1e-6]}}
     groups = {"rounds": 4, "partition": {"alpha": 10.0}, "data": {"test": 0.25}, "resources": resources}
@@ -248,7 +248,7 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_median_rule_stops_the_trial_that_is_worse_than_the_others_were(root, tmp_path, ray_cluster):
-    tune = {"scheduler": "median", "grace_rounds": 1, "metric": "train/loss", "mode": "min"}
+    tune = {"scheduler": "median", "grace_rounds": 1, "metric": "train/loss"}
     space = {"local.lr": {"grid_search": [0.3, 0.2, 0.1, 1e-6]}}
     serial = {"backend": "serial", "cpus_per_trainer": 0.5}
     groups = {"rounds": 4, "partition": {"alpha": 10.0}, "data": {"test": 0.25}, "resources": serial}

@@ -50,18 +50,17 @@ def test_trials_are_compared_by_the_accuracy_at_the_best_validation(root, tmp_pa
 
 def test_trials_without_a_finite_score_rank_last(root, tmp_path):
     space = {"seed": {"grid_search": [0, 1, 2]}}
-    for mode, names in (("max", ["seed=2", "seed=1", "seed=0"]), ("min", ["seed=1", "seed=2", "seed=0"])):
-        sweep = a_sweep(root, tmp_path, space, {"mode": mode})
+    for metric, names in (("accuracy", ["seed=2", "seed=1", "seed=0"]), ("loss", ["seed=1", "seed=2", "seed=0"])):
+        sweep = a_sweep(root, tmp_path, space, {"metric": f"server/{metric}"})
         scores = dict(zip([trial.name for trial in sweep.trials], (math.nan, 0.25, 0.5), strict=True))
         outcomes = {name: Outcome("completed", {}, score) for name, score in scores.items()}
         assert [trial.name for trial in ranked(sweep, outcomes)] == names
 
 
-def test_losses_are_better_when_small_unless_the_file_says_otherwise(root, tmp_path):
+def test_losses_are_better_when_small(root, tmp_path):
     space = {"seed": {"grid_search": [0, 1]}}
     for tune, first in (
         ({"metric": "server/loss"}, "seed=0"),
-        ({"metric": "server/loss", "mode": "max"}, "seed=1"),
         ({"metric": "server/accuracy"}, "seed=1"),
     ):
         sweep = a_sweep(root, tmp_path, space, tune)

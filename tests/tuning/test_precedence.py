@@ -101,7 +101,7 @@ def test_a_value_of_an_axis_that_another_layer_overrides_is_refused(root):
     assert len(plan_sweep({**raw, **axes}, "a test").trials) == 3
     space = {"local.lr": {"uniform": [0.1, 1]}, "method": {"choice": {"slow": {"local": {"lr": 1}}}}}
     with pytest.raises(ConfigError, match="is overridden by method=slow"):
-        plan_sweep({**raw, "tune": {"space": space}}, "a test")
+        plan_sweep({**raw, "tune": {"param_space": space}}, "a test")
     whole = layered({**raw, **a_sweep(**{"partition.alpha": [0.1, 1]})}, {"partition": {"scheme": "iid"}}, "a test")
     with pytest.raises(ConfigError, match=r"partition.alpha: 0.1 is overridden by partition="):
         plan_sweep(whole, "a test")
@@ -129,12 +129,6 @@ def test_only_takes_labels_as_the_command_line_does(tmp_path):
         path.write_text(yaml.safe_dump(raw, sort_keys=False))
         assert len(trials(path)) == 3
         assert len(trials(path, "method=FedAvg")) == 1
-
-
-@pytest.mark.parametrize("words", [["seed=1,2", "seed=3,4"], ["seed=1,2", "seed=3"], ["rounds=1", "rounds=2"]])
-def test_a_key_that_stands_twice_on_the_command_line_is_refused(words, own):
-    with pytest.raises(ConfigError, match=f"is overwritten by '{words[1]}' behind it"):
-        read_sweep(own, words)
 
 
 def test_a_value_that_a_list_has_twice_is_refused(own):

@@ -28,7 +28,7 @@ def test_bundles_come_from_each_trials_own_configuration(root, tmp_path):
     assert bundles(2, backend="ray", trainers=2, gpus_per_trainer=0.5) == [{}, *[{"CPU": 1, "GPU": 0.5}] * 2]
     assert bundles(0, backend="ray", trainers=2, gpus_per_trainer=0.5) == [{}, *[{"CPU": 1}] * 2]
     assert bundles(0, backend="ray", trainers={"min": 2, "max": 9}) == [{}, *[{"CPU": 1}] * 2]
-    custom = {"custom": {"mig": 2}, "accelerator_type": "T4"}
+    custom = {"custom": {"mig": 2, "accelerator_type:T4": 0.001}}
     assert bundles(0, backend="ray", **custom) == [{}, {"CPU": 1, "mig": 2, "accelerator_type:T4": 0.001}]
 
 

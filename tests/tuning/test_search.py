@@ -59,7 +59,7 @@ def test_optuna_finds_within_a_budget_what_random_search_does_not():
 def test_a_search_without_a_metric_takes_that_of_the_task(kind, root, tmp_path):
     prepare("diabetes", root)
     data, model = {"name": "diabetes", "root": str(root)}, {"name": "mlp"}
-    tune = {"search": kind, "num_samples": 2, "space": LR}
+    tune = {"search": kind, "num_samples": 2, "param_space": LR}
     part = {"scheme": "iid", "num_clients": 4}
     sweep = searched(root, tmp_path, tune, data=data, model=model, partition=part, cohort={"size": 2})
     assert (sweep.base.tune.metric, sweep.base.tune.direction) == ("server/rmse", "min")
@@ -92,9 +92,9 @@ def test_choices_of_any_kind_go_to_optuna_and_back():
 
 def test_space_holds_ranges_by_tunes_names_with_underscores_or_without(root, tmp_path):
     old = a_sweep(root, tmp_path, {"local.lr": {"loguniform": [1e-4, 1.0]}}, {"num_samples": 3})
-    new = searched(root, tmp_path, {"space": LR, "num_samples": 3, "search": "random"})
+    new = searched(root, tmp_path, {"param_space": LR, "num_samples": 3, "search": "random"})
     assert [trial.values for trial in new.trials] == [trial.values for trial in old.trials]
-    both = searched(root, tmp_path, {"space": LR, "param_space": {"seed": {"grid_search": [0, 1]}}, "num_samples": 2})
+    both = searched(root, tmp_path, {"param_space": {"seed": {"grid_search": [0, 1]}, **LR}, "num_samples": 2})
     assert [list(trial.values) for trial in both.trials] == [["seed", "local.lr"]] * 4
 
 
@@ -102,7 +102,7 @@ def test_sobol_fills_every_part_of_every_range_once_and_grows_at_the_end(root, t
     space = {**LR, "cohort.dropout": {"uniform": [0.0, 0.5]}, "local.batch_size": {"randint": [8, 16]}}
 
     def values(count):
-        sweep = searched(root, tmp_path, {"search": "sobol", "space": space, "num_samples": count}, rounds=1)
+        sweep = searched(root, tmp_path, {"search": "sobol", "param_space": space, "num_samples": count}, rounds=1)
         assert len({trial.name for trial in sweep.trials}) == count
         return [trial.values for trial in sweep.trials]
 
@@ -116,23 +116,30 @@ def test_sobol_fills_every_part_of_every_range_once_and_grows_at_the_end(root, t
 @pytest.mark.parametrize(
     ("tune", "key", "words"),
     [
-        ({"search": "grid", "space": LR}, "tune.space.local.lr", "a grid has lists only"),
+        ({"search": "grid", "param_space": LR}, "tune.param_space.local.lr", "a grid has lists only"),
         ({"search": "optuna", "param_space": {"seed": {"grid_search": [0]}}}, "tune.param_space.seed", "write choice"),
-        ({"search": "sobol", "param_space": {"seed": {"grid_search": [0]}}}, "tune.search", "there are none"),
-        ({"space": LR, "param_space": LR}, "tune.param_space.local.lr", "in tune.space as well; keep one"),
-        ({"space": {"local.lr": {"log_unifrom": [1e-3, 1]}}}, "tune.space.local.lr", "Did you mean 'loguniform'"),
         (
-            {"search": "optuna", "space": {"local.lr": {"randn": [1, 1]}}},
-            "tune.space.local.lr",
+            {"search": "sobol", "param_space": {"seed": {"grid_search": [0]}}},
+            "tune.search",
+            "tune.param_space has none",
+        ),
+        (
+            {"param_space": {"local.lr": {"log_unifrom": [1e-3, 1]}}},
+            "tune.param_space.local.lr",
+            "Did you mean 'loguniform'",
+        ),
+        (
+            {"search": "optuna", "param_space": {"local.lr": {"randn": [1, 1]}}},
+            "tune.param_space.local.lr",
             "unknown domain 'randn'",
         ),
-        ({"search": "optuna", "space": {"local.lr": {"uniform": [-1, 1]}}}, "local.lr", "must be > 0"),
-        ({"search": "optuna", "space": LR, "metric": "server/acuracy"}, "tune.metric", "Did you mean"),
+        ({"search": "optuna", "param_space": {"local.lr": {"uniform": [-1, 1]}}}, "local.lr", "must be > 0"),
+        ({"search": "optuna", "param_space": LR, "metric": "server/acuracy"}, "tune.metric", "Did you mean"),
     ],
 )
 def test_faults_of_a_search_are_named_before_anything_starts(tune, key, words, root, tmp_path):
     with pytest.raises(ConfigError) as caught:
-        searched(root, tmp_path, {"num_samples": 2 if "space" in tune else 1, **tune})
+        searched(root, tmp_path, {"num_samples": 2 if key.endswith("lr") else 1, **tune})
     faults = {fault.key: fault.message for fault in caught.value.faults}
     assert words in next(text for place, text in faults.items() if key in place)
     assert not (tmp_path / "runs").exists()
@@ -140,11 +147,10 @@ def test_faults_of_a_search_are_named_before_anything_starts(tune, key, words, r
 
 def test_command_line_narrows_a_range_to_values(tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_text(yaml.safe_dump({"tune": {"space": LR, "search": "optuna"}}))
-    assert read_sweep(path, ["local.lr=0.1,0.2"])["tune"]["space"] == {"local.lr": {"choice": [0.1, 0.2]}}
-    raw = read_sweep(path, ["tune.space.local.lr={uniform: [0.1, 1]}", "tune.search=random", "seed=0,1"])
-    assert raw["tune"]["space"] == {"local.lr": {"uniform": [0.1, 1]}}
-    assert raw["tune"]["param_space"] == {"seed": {"grid_search": [0, 1]}}
+    path.write_text(yaml.safe_dump({"tune": {"param_space": LR, "search": "optuna"}}))
+    assert read_sweep(path, ["local.lr=0.1,0.2"])["tune"]["param_space"] == {"local.lr": {"choice": [0.1, 0.2]}}
+    raw = read_sweep(path, ["tune.param_space.local.lr={uniform: [0.1, 1]}", "tune.search=random", "seed=0,1"])
+    assert raw["tune"]["param_space"] == {"local.lr": {"uniform": [0.1, 1]}, "seed": {"grid_search": [0, 1]}}
 
 
 def test_an_axis_on_the_command_line_begins_a_sweep_where_there_is_none(tmp_path):
@@ -180,7 +186,7 @@ def grow(sweep, count, scores):
 @pytest.mark.slow
 def test_search_that_was_ended_chooses_what_it_would_have_chosen(root, tmp_path):
     tune = {"search": "optuna", "num_samples": 16}
-    tune["space"] = {**LR, "cohort.dropout": {"uniform": [0.0, 1.0]}}
+    tune["param_space"] = {**LR, "cohort.dropout": {"uniform": [0.0, 1.0]}}
     through = grow(searched(root, tmp_path / "through", tune), 16, {})
     scores = {}
     ended = grow(searched(root, tmp_path / "ended", tune), 12, scores)
@@ -192,8 +198,8 @@ def test_search_that_was_ended_chooses_what_it_would_have_chosen(root, tmp_path)
     assert len({trial.name for trial in again.trials}) == 16
     other = grow(searched(root, tmp_path / "other", tune, seed=4), 16, {})
     assert not {t.values["local.lr"] for t in other.trials} & {t.values["local.lr"] for t in again.trials}
-    with pytest.raises(ConfigError, match=r"tune\.space: is .* but the search in .* is one of"):
-        searched(root, tmp_path / "ended", {**tune, "space": LR})
+    with pytest.raises(ConfigError, match=r"tune\.param_space: is .* but the search in .* is one of"):
+        searched(root, tmp_path / "ended", {**tune, "param_space": LR})
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,7 @@ def test_search_that_was_ended_chooses_what_it_would_have_chosen(root, tmp_path)
     ],
 )
 def test_a_damaged_file_of_a_search_is_named(damage, words, root, tmp_path):
-    tune = {"search": "optuna", "num_samples": 2, "space": LR}
+    tune = {"search": "optuna", "num_samples": 2, "param_space": LR}
     sweep = searched(root, tmp_path, tune)
     sweep.folder.mkdir(parents=True)
     sweep.grown({})
@@ -223,7 +229,7 @@ def test_a_damaged_file_of_a_search_is_named(damage, words, root, tmp_path):
 def test_choices_that_differ_in_nothing_that_counts_are_one_run(root, tmp_path):
     """With a cohort of everybody, 12 clients and the share 1.0 are the same; and there is nothing else to choose."""
     cohorts = {"all": {"cohort": {"size": 12}}, "share": {"cohort": {"fraction": 1.0}}}
-    tune = {"search": "optuna", "num_samples": 6, "space": {"case": {"choice": cohorts}}}
+    tune = {"search": "optuna", "num_samples": 6, "param_space": {"case": {"choice": cohorts}}}
     sweep = searched(root, tmp_path, tune)
     sweep.folder.mkdir(parents=True)
     for _ in range(6):
@@ -237,10 +243,10 @@ def test_choices_that_differ_in_nothing_that_counts_are_one_run(root, tmp_path):
 def test_search_killed_half_way_goes_on_with_what_it_knows(root, tmp_path, ray_cluster):
     """After ten trials Optuna goes by the scores: every later choice is the one that all scores before it lead to."""
     path = tmp_path / "killed.yaml"
-    tune = {"search": "optuna", "num_samples": 14, "max_concurrent": 1, "metric": "train/loss", "mode": "min"}
+    tune = {"search": "optuna", "num_samples": 14, "max_concurrent": 1, "metric": "train/loss"}
     raw = {**SMALL, "rounds": 1, "name": "killed", "storage": str(tmp_path / "runs"), "data": {"root": str(root)}}
     raw["resources"] = {"backend": "serial", "cpus_per_trainer": 0.5}
-    path.write_text(yaml.safe_dump({**raw, "tune": {**tune, "space": LR}}))
+    path.write_text(yaml.safe_dump({**raw, "tune": {**tune, "param_space": LR}}))
     folder = tmp_path / "runs" / "killed"
 
     def num_done():
@@ -278,7 +284,7 @@ def test_callbacks_of_tune_are_told_labels_and_results(root, tmp_path, ray_clust
     told = tmp_path / "told.jsonl"
     callbacks = [{"tests.support.callbacks:Teller": {"path": str(told)}}]
     serial = {"backend": "serial", "cpus_per_trainer": 0.5}
-    tune = {"space": LR, "search": "sobol", "num_samples": 2, "callbacks": callbacks}
+    tune = {"param_space": LR, "search": "sobol", "num_samples": 2, "callbacks": callbacks}
     sweep = searched(root, tmp_path, tune, rounds=1, resources=serial)
     outcomes, _ = run(sweep)
     lines = [json.loads(line) for line in told.read_text().splitlines()]
@@ -299,7 +305,7 @@ def test_callbacks_of_tune_are_told_labels_and_results(root, tmp_path, ray_clust
     ],
 )
 def test_what_is_no_callback_is_refused_before_anything_starts(spec, words, root, tmp_path):
-    sweep = searched(root, tmp_path, {"space": LR, "callbacks": [spec]})
+    sweep = searched(root, tmp_path, {"param_space": LR, "callbacks": [spec]})
     with pytest.raises(ConfigError, match=words):
         run(sweep)
     assert not sweep.folder.exists()

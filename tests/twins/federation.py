@@ -108,7 +108,6 @@ class Naive:
             lr=self.lr(round_index),
             momentum=local.momentum,
             weight_decay=local.weight_decay,
-            nesterov=local.nesterov,
         )
         generator = torch_generator(derive_seed(self.config.seed, "batches", round_index, client))
         anchor = [p.detach().clone() for p in model.parameters()]

@@ -8,13 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
-from unittest import mock
+from typing import Literal
 
 import aiohttp
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
-
-from raysim.engine.ray.session import can_connect
 
 
 @dataclass(frozen=True)
@@ -24,29 +21,6 @@ class JobEnd:
     status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
     exit_code: int | None
     message: str
-
-
-class JobState(NamedTuple):
-    """A job of a cluster, submitted or a driver that connected by itself. began_s: since 1970."""
-
-    name: str
-    status: str
-    began_s: float
-    command: str
-
-
-def jobs_at(address: str) -> list[JobState]:
-    """The jobs of the cluster at an address, of its dashboard or its head, the newest first.
-
-    Raises:
-      ConnectionError: nobody answers there, or the token is not that of the cluster.
-    """
-    host, _, port = address.rpartition(":")
-    if "://" not in address and port.isdigit() and not can_connect(host.strip("[]"), int(port)):
-        raise ConnectionError("nothing listens there")  # Ray itself would try for long
-    # Ray takes these variables before what it is given.
-    with mock.patch.dict(os.environ, {"RAY_API_SERVER_ADDRESS": address, "RAY_ADDRESS": address}):
-        return Jobs().states()
 
 
 class Jobs:
@@ -62,16 +36,6 @@ class Jobs:
             self._client = JobSubmissionClient(os.environ.get("RAY_API_SERVER_ADDRESS") or None)
         except (ConnectionError, RuntimeError, ValueError) as error:  # as Ray's versions tell it
             raise ConnectionError(str(error).strip().splitlines()[0]) from error
-
-    def states(self) -> list[JobState]:
-        """All jobs that the cluster knows, the newest first."""
-        jobs = sorted(self._client.list_jobs(), key=lambda job: job.start_time or 0, reverse=True)
-        return [
-            JobState(
-                job.submission_id or str(job.job_id), job.status.value, (job.start_time or 0) / 1e3, job.entrypoint
-            )
-            for job in jobs
-        ]
 
     def is_running(self, job_id: str) -> bool:
         """Whether a job of the id is pending or running."""

@@ -33,7 +33,6 @@ def find_room(
     count: int,
     *,
     least: int,
-    placement: str,
     wait_s: float,
     say: Callable[[str], None],
     may_grow: bool = False,
@@ -53,9 +52,9 @@ def find_room(
     """
     if least < count:
         with contextlib.suppress(NoRoom):
-            return find_room(share, count, least=count, placement=placement, wait_s=FIRST_WORD_S, say=say)
+            return find_room(share, count, least=count, wait_s=FIRST_WORD_S, say=say)
         count = least
-    group: PlacementGroup = ray.util.placement_group([dict(share)] * count, strategy=placement.upper())
+    group: PlacementGroup = ray.util.placement_group([dict(share)] * count, strategy="PACK")
     began, pause_s = time.monotonic(), FIRST_WORD_S
     wanted = f"{count} trainers with {dict(share)} each"
     try:

@@ -46,7 +46,6 @@ class TrainerStarter:
     make_trainer: Callable[[], Trainer]
     share: Mapping[str, float]
     num_trainers: int
-    placement: str
     group: PlacementGroup | None = None
     nodes: Sequence[str] = ()
     most: float | None = None
@@ -62,12 +61,11 @@ class TrainerStarter:
         return list(self.begun.values())
 
     def _begin(self, node: str = "") -> Actor:
+        place: object = "DEFAULT"
         if self.group is not None:
-            place: object = PlacementGroupSchedulingStrategy(self.group)
+            place = PlacementGroupSchedulingStrategy(self.group)
         elif node:
             place = NodeAffinitySchedulingStrategy(node, soft=True)
-        else:
-            place = "SPREAD" if self.placement == "spread" else "DEFAULT"
         custom = {name: each for name, each in self.share.items() if name not in ("CPU", "GPU")}
         actor = ray.remote(TrainerActor).options(
             num_cpus=self.share["CPU"], num_gpus=self.gpus, resources=custom, scheduling_strategy=place
@@ -142,7 +140,6 @@ class RayServer:
       num_trainers: to begin with; least: with so many, if there is no room for more now; None: with no fewer.
       share: of each resource, by Ray's names, that a trainer gets.
       wait_s: seconds to wait for room before giving up; say: is told in a line what it waits for.
-      placement: "pack" trainers on few nodes, or "spread" them over many.
       most: see `TrainerStarter`; in a placement group of somebody else (a Tune trial) no trainers are added.
       may_grow: Ray's autoscaler may start nodes for trainers that wait.
       client_timeout_s: how long a trainer may be silent; None: as `Watch` measures.
@@ -159,19 +156,18 @@ class RayServer:
         least: int | None = None,
         wait_s: float = 30.0,
         say: Callable[[str], None] = lambda line: None,
-        placement: str = "pack",
         most: float | None = None,
         may_grow: bool = False,
         client_timeout_s: float | None = None,
     ):
         began, self._say = time.monotonic(), say
         group = ray.util.get_current_placement_group()
-        search = partial(find_room, share, placement=placement, say=say, wait_s=wait_s, may_grow=may_grow)
+        search = partial(find_room, share, say=say, wait_s=wait_s, may_grow=may_grow)
         nodes = search(num_trainers, least=least or num_trainers) if group is None else []
         self._deadline = began + (wait_s if group is None else 0.0)
         self._head = ray.get_runtime_context().gcs_address
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        starter = TrainerStarter(make_trainer, share, len(nodes) or num_trainers, placement, group, nodes, most)
+        starter = TrainerStarter(make_trainer, share, len(nodes) or num_trainers, group, nodes, most)
         # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
         self._actors = starter.begin_all()

@@ -277,7 +277,7 @@ def test_a_run_waits_for_room_and_says_what_for(ray_cluster, monkeypatch):
         lines.append(line)
         remove_placement_group(other_job)  # the other job ends
 
-    assert len(room.find_room({"CPU": 1.0}, free, least=free, placement="pack", wait_s=60, say=say)) == free
+    assert len(room.find_room({"CPU": 1.0}, free, least=free, wait_s=60, say=say)) == free
     assert re.search(
         rf"waiting for room \(. s of at most 60\): {free} trainers with .*'CPU': 1.* each; free now:", lines[0]
     )

@@ -61,7 +61,7 @@ def test_matches_dense_products_and_every_active_set(layout, seed):
         products = [(layout.view(e, pair.b) @ layout.view(e, pair.a) - b @ a).numpy() for e in ends]
         down = -(gb @ a + b @ ga).numpy()
         target = down * np.sqrt(sum((p**2).sum() for p in products) / 4 / (down**2).sum())
-        want = naive_minimum(products, target, "nonnegative", 1e-6)
+        want = naive_minimum(products, target, 1e-6)
         want = shares.numpy() if max((p * down).sum() for p in products) <= 0 else want / want.sum()
         assert np.allclose(got[:, index].numpy(), want, atol=1e-6), pair.layer
     assert (got > 1e-3).sum(0).max() > 1  # not one client alone everywhere
