@@ -69,12 +69,12 @@ def assign(raw: Settings, key: str, value: object) -> None:
 
     In a list of `name` and `{name: {option: value}}`, such as `methods`, a name stands for its options: "methods.fedvg.norm".
     A + behind the key adds to a list, "methods+", so that two axes of a sweep can have a say in one.
-    After `tune.param_space.` and `tune.space.` comes an axis, after `scale.` a key, whose own name may hold dots.
+    After `tune.param_space.` comes an axis, after `scale.` a key, whose own name may hold dots.
     Raises:
       KeyError: something on the way is a value, not a group, or is not in its list; or a list is to be added that is none, or
         to what is none. Holds a sentence.
     """
-    is_axis = key.startswith(("tune.param_space.", "tune.space.", "scale."))
+    is_axis = key.startswith(("tune.param_space.", "scale."))
     *parents, last = key.split(".", 1 if key.startswith("scale.") else 2) if is_axis else key.split(".")
     group: object = raw
     holder = raw
