@@ -55,7 +55,7 @@ def agreeing_weights(cosines: Tensor, usable: Tensor) -> Tensor:
 
 
 def weights_from_agreements(
-    layout: Layout, agreements: Tensor, usable: Tensor, *, granularity: str, buffers: str = "layer"
+    layout: Layout, agreements: Tensor, usable: Tensor, *, granularity: str
 ) -> dict[str, Tensor]:
     """Return weights of every leaf from cosines over the model, the layer (a tensor) or the layer block.
 
@@ -70,4 +70,4 @@ def weights_from_agreements(
         return agreeing_weights(cosines_of(agreements[:, [places[name] for name in leaves]]), usable)
 
     uniform = normalised(usable.double())
-    return spread(layout, weights_of, granularity=granularity, otherwise=uniform, buffers=buffers)
+    return spread(layout, weights_of, granularity=granularity, otherwise=uniform)

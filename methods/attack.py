@@ -6,24 +6,15 @@ Attacks by poisoned data are in `attack_data`, attacks that know the honest upda
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_with
-from raysim.core.method import Batch, ClientView, Crowd, GradFn, Method, RunSizes, ServerView, State, Update, Value
-
-#: Option of every attack: the share of the clients that attack.
-Share = Annotated[float, counts_with("clients", None)]
-
-#: Option of every attack: the ids of the attackers.
-Clients = list[int] | None
+from raysim.core.method import Batch, ClientView, GradFn, Method, RunSizes, ServerView, State, Update, Value
 
 
 def attacked(
     share: float,
-    clients: Clients,
     from_round: int,
     *,
     spoil: Callable[[Batch, int], Batch] | None = None,
@@ -39,7 +30,7 @@ def attacked(
     evaluated rounds `attackers` logs how many took part.
 
     Args:
-      share, clients, from_round: as the attacks have them.
+      share, from_round: as the attacks have them.
       spoil: spoil(batch, num_classes) -> the batch that an attacker trains on.
       send: send(update [num_params], client) -> [num_params] that an attacker sends.
       craft: craft(server, ids of all attackers) -> `ClientView.overheard` of the attackers, who then train after the others.
@@ -47,14 +38,10 @@ def attacked(
       fits: as of `Method`.
     """
     require("share", share, 0 <= share <= 1, "in [0, 1]")
-    require("clients", clients, clients is None or (clients and min(clients) >= 0), "ids of clients, from 0 on")
     require("from_round", from_round, from_round >= 0, ">= 0")
 
-    def attackers(crowd: Crowd) -> Tensor:
-        return crowd.drawn(share) if clients is None else torch.tensor(clients)
-
     def attacks(client: ClientView) -> bool:
-        return client.round_index >= from_round and bool((attackers(client.crowd) == client.id).any())
+        return client.round_index >= from_round and bool((client.crowd.drawn(share) == client.id).any())
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         assert spoil
@@ -68,20 +55,18 @@ def attacked(
     def overhear(server: ServerView) -> Mapping[str, Value]:
         assert craft
         is_on = server.round_index >= from_round and bool(server.is_active.any())
-        return craft(server, attackers(server.crowd)) if is_on else {}
+        return craft(server, server.crowd.drawn(share)) if is_on else {}
 
     def evaluated(state: State, server: ServerView) -> Mapping[str, Tensor]:
         is_on = server.round_index >= from_round
-        server.log("attackers", float(is_on and torch.isin(server.clients, attackers(server.crowd)).sum()))
+        server.log("attackers", float(is_on and torch.isin(server.clients, server.crowd.drawn(share)).sum()))
         if look:
             look(server)
         return {}
 
     def run_fits(sizes: RunSizes) -> str:
-        if clients is not None and max(clients) >= sizes.population:
-            return f"client {max(clients)} is none of the {sizes.population} clients, which count from 0"
-        if clients is None and share > 0 and round(share * sizes.population) == 0:
-            return f"{share:g} of {sizes.population} clients is nobody; raise share, or name clients"
+        if share > 0 and round(share * sizes.population) == 0:
+            return f"{share:g} of {sizes.population} clients is nobody; raise share"
         if from_round >= sizes.num_rounds:
             return f"from_round {from_round} is behind the last round, {sizes.num_rounds - 1}: nobody would attack"
         return fits(sizes) if fits else ""
@@ -89,7 +74,7 @@ def attacked(
     return Method(
         "attack",
         grads=grads if spoil else None,
-        latecomers=(lambda clients, crowd: torch.isin(clients, attackers(crowd))) if craft else None,
+        latecomers=(lambda clients, crowd: torch.isin(clients, crowd.drawn(share))) if craft else None,
         overhear=overhear if craft else None,
         outgoing=outgoing if send else None,
         evaluation_override=evaluated,
@@ -109,49 +94,46 @@ def whole(values: Tensor, client: ClientView) -> Update:
     return Update(values, 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer))
 
 
-def sign_flip(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, scale: float = 1.0) -> Method:
+def sign_flip(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) -> Method:
     """Attackers send their update turned around: -scale u (Li et al. 2019, arXiv:1811.03761).
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       scale: factor of the update, > 0.
     Raises:
       ValueError: an option outside of its range.
     """
     require("scale", scale, scale > 0, "> 0")
-    return attacked(share, clients, from_round, send=lambda update, client: -scale * update)
+    return attacked(share, from_round, send=lambda update, client: -scale * update)
 
 
-def gaussian(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, sigma: float = 0.1) -> Method:
+def gaussian(*, share: float = 0.2, from_round: int = 0, sigma: float = 0.1) -> Method:
     """Attackers send N(0, sigma^2) in place of their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       sigma: standard deviation of each entry, > 0.
     Raises:
       ValueError: an option outside of its range.
     """
     require("sigma", sigma, sigma > 0, "> 0")
-    return attacked(share, clients, from_round, send=lambda update, client: noise_of(update, client, sigma))
+    return attacked(share, from_round, send=lambda update, client: noise_of(update, client, sigma))
 
 
-def additive_noise(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, sigma: float = 0.1) -> Method:
+def additive_noise(*, share: float = 0.2, from_round: int = 0, sigma: float = 0.1) -> Method:
     """Attackers add N(0, sigma^2) to their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       sigma: standard deviation of the noise in each entry, > 0.
     Raises:
       ValueError: an option outside of its range.
     """
     require("sigma", sigma, sigma > 0, "> 0")
-    return attacked(share, clients, from_round, send=lambda update, client: update + noise_of(update, client, sigma))
+    return attacked(share, from_round, send=lambda update, client: update + noise_of(update, client, sigma))
 
 
 def noise_of(update: Tensor, client: ClientView, sigma: float) -> Tensor:

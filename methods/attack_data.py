@@ -9,18 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from methods.attack import Clients, Share, attacked, require
+from methods.attack import attacked, require
 from raysim.core.method import Batch, Method, Model, RunSizes, ServerView
 
 
-def label_flip(
-    *, share: Share = 0.2, clients: Clients = None, from_round: int = 0, target: int | None = None
-) -> Method:
+def label_flip(*, share: float = 0.2, from_round: int = 0, target: int | None = None) -> Method:
     """Attackers train on classes - 1 - y in place of each label y, or on `target` (Fang et al. 2020, arXiv:1911.11815).
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       target: the class of every example; null: each class becomes its opposite.
     Raises:
@@ -32,13 +29,12 @@ def label_flip(
         return missing_class(target or 0, sizes)
 
     spoil = partial(flipped, target=target)
-    return attacked(share, clients, from_round, spoil=spoil, fits=fits, needs=["classes"])
+    return attacked(share, from_round, spoil=spoil, fits=fits, needs=["classes"])
 
 
 def backdoor(
     *,
-    share: Share = 0.2,
-    clients: Clients = None,
+    share: float = 0.2,
     from_round: int = 0,
     scale: float = 1.0,
     target: int = 0,
@@ -54,7 +50,6 @@ def backdoor(
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       scale: factor of the update, > 0.
       target: class of the patched images.
@@ -81,7 +76,6 @@ def backdoor(
 
     return attacked(
         share,
-        clients,
         from_round,
         spoil=partial(with_backdoor, stamp=stamp, target=target, poison=poison),
         send=lambda update, client: scale * update,

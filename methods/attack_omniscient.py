@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.attack import Clients, Share, attacked, require
+from methods.attack import attacked, require
 from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
 from raysim.core.method import ClientView, Method, ServerView, Value
@@ -27,7 +27,7 @@ Direction = Literal["std", "unit", "sign"]
 BEYOND, SMALLEST = 2.0, 1e-5
 
 
-def alie(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, z: float | None = None) -> Method:
+def alie(*, share: float = 0.2, from_round: int = 0, z: float | None = None) -> Method:
     """Attackers send mean - z std (Baruch et al., NeurIPS 2019, arXiv:1902.06156).
 
     z is the standard normal quantile of (h - s) / h with s = floor(n/2 + 1) - c, s at least 1 and z at least 0. With a z of 0,
@@ -35,7 +35,6 @@ def alie(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, z:
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       z: how many deviations from the mean; null: the largest that the paper's formula allows.
     Raises:
@@ -50,15 +49,14 @@ def alie(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, z:
         mean, std, _, _ = statistics_of(server)
         return {"vector": mean - factor * std}
 
-    return attacked(share, clients, from_round, craft=craft, send=overheard)
+    return attacked(share, from_round, craft=craft, send=overheard)
 
 
-def ipm(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, scale: float = 1.0) -> Method:
+def ipm(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) -> Method:
     """Attackers send -scale mean, inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       scale: factor of the mean, > 0.
     Raises:
@@ -69,57 +67,45 @@ def ipm(*, share: Share = 0.2, clients: Clients = None, from_round: int = 0, sca
     def craft(server: ServerView, attackers: Tensor) -> dict[str, Tensor]:
         return {"vector": -scale * statistics_of(server)[0]}
 
-    return attacked(share, clients, from_round, craft=craft, send=overheard)
+    return attacked(share, from_round, craft=craft, send=overheard)
 
 
-def min_max(
-    *, share: Share = 0.2, clients: Clients = None, from_round: int = 0, direction: Direction = "std"
-) -> Method:
+def min_max(*, share: float = 0.2, from_round: int = 0, direction: Direction = "std") -> Method:
     """Attackers send mean + gamma p, no farther from an honest update than two honest ones are from each other.
 
     Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search.
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
     Raises:
       ValueError: an option outside of its range.
     """
     craft = partial(hidden, direction=direction, bound="max")
-    return attacked(share, clients, from_round, craft=craft, send=overheard)
+    return attacked(share, from_round, craft=craft, send=overheard)
 
 
-def min_sum(
-    *,
-    share: Share = 0.2,
-    clients: Clients = None,
-    from_round: int = 0,
-    direction: Direction = "std",
-    as_in: Literal["release"] | None = None,
-) -> Method:
+def min_sum(*, share: float = 0.2, from_round: int = 0, direction: Direction = "std") -> Method:
     """Attackers send mean + gamma p, whose squared distances to the honest updates sum up to no more than an honest one's.
 
-    Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search.
+    Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search. The
+    bound is the largest sum of an honest update, as in the paper; the authors' notebooks take the smallest.
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
-      as_in: null, the paper: the largest sum of an honest update is the bound; "release", the authors' notebooks: the smallest.
     Raises:
       ValueError: an option outside of its range.
     """
-    craft = partial(hidden, direction=direction, bound="sum" if as_in is None else "smallest_sum")
-    return attacked(share, clients, from_round, craft=craft, send=overheard)
+    craft = partial(hidden, direction=direction, bound="sum")
+    return attacked(share, from_round, craft=craft, send=overheard)
 
 
 def fang(
     *,
-    share: Share = 0.2,
-    clients: Clients = None,
+    share: float = 0.2,
     from_round: int = 0,
     against: Literal["trimmed_mean", "krum"] = "trimmed_mean",
 ) -> Method:
@@ -131,7 +117,6 @@ def fang(
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
-      clients: ids of the attackers; null: a drawn share.
       from_round: before this round all clients are honest.
       against: the defence that the attackers expect.
     Raises:
@@ -148,7 +133,7 @@ def fang(
         spread = torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector
         return {"vector": vector, "spread": spread}
 
-    return attacked(share, clients, from_round, craft=craft, send=overheard)
+    return attacked(share, from_round, craft=craft, send=overheard)
 
 
 def overheard(update: Tensor, client: ClientView) -> Tensor:
@@ -185,15 +170,14 @@ def largest_gamma(gram: Tensor, bound: str) -> float:
 
     Args:
       gram: (h + 2, h + 2) float64, products of the honest updates, their mean and p.
-      bound: "max" (min_max), "sum" (min_sum), or "smallest_sum" (min_sum as in its authors' code).
+      bound: "max" (min_max) or "sum" (min_sum).
     """
     h = len(gram) - 2
     honest = squared_distances(gram[:h, :h])
     a, b, c = squared_distances(gram)[h, :h], gram[h + 1, h] - gram[h + 1, :h], gram[h + 1, h + 1]
-    sums = honest.sum(1)
-    limit = {"max": honest.max(), "sum": sums.max(), "smallest_sum": sums.min()}[bound]
-    if bound != "max":
-        a, b, c = a.sum(), b.sum(), h * c
+    limit = honest.max()
+    if bound == "sum":
+        limit, a, b, c = honest.sum(1).max(), a.sum(), b.sum(), h * c
     roots = ((b.square() + c * (limit - a)).clamp_min(0).sqrt() - b) / c
     return float(roots.min().clamp_min(0)) if c > 0 else 0.0
 

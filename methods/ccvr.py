@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.moments import class_covariances, class_means, linear_head, local_features, one_thread, unpack_symmetric
-from raysim.base.counting import counts_above, counts_with
+from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
 
@@ -32,40 +32,30 @@ MOST_EPOCHS = 100_000
 
 def ccvr(
     *,
-    when: Annotated[Literal["end", "every_round"], counts_with("as_in", None)] = "end",
     num_samples: int = 256,
     epochs: int = 5,
-    lr: Annotated[float, counts_above("epochs", 0)] = 0.01,
-    momentum: Annotated[float, counts_above("epochs", 0)] = 0.9,
-    batch_size: Annotated[int, counts_with("as_in", None), counts_above("epochs", 0)] = 32,
-    schedule: Annotated[
-        Literal["constant", "cosine"], counts_with("as_in", None), counts_above("epochs", 0)
-    ] = "cosine",
-    gaussians: Annotated[Literal["pooled", "clients"], counts_with("as_in", None)] = "pooled",
-    covariance: Annotated[Literal["full", "diagonal"], counts_with("as_in", None)] = "full",
-    loss: Annotated[Literal["plain", "normalised"], counts_with("as_in", None)] = "plain",
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    batch_size: Annotated[int, counts_with("as_in", None)] = 32,
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """Retrains the head on features drawn from one Gaussian per class, pooled from the clients' statistics.
 
     Luo et al. 2021 (NeurIPS). Clients report count, mean and unbiased covariance of each class's features (the input of
     the head, in eval mode); the server pools them (`pooled_moments`), draws from the random stream of the round through
-    eigenvectors with negative eigenvalues at 0, and trains the head from where it is by SGD. The body stays as it is.
+    eigenvectors with negative eigenvalues at 0, and trains the head from where it is by SGD with a cosine schedule over the
+    epochs. The body stays as it is. All that is a phase after the last round, with all clients and the final global model.
 
     Args:
-      when: "end": a phase after the last round, with all clients and the final global model; "every_round": with the
-        round's clients at their own trained models, after the methods listed before have made the head.
       num_samples: features drawn per class (the paper's number depends on the data; 200 in FL-bench).
       epochs: epochs of the SGD that trains the head, over the features drawn; 0: the head stays. The defaults of this SGD are
         fed-mammoth's.
       lr, momentum: learning rate and momentum of that SGD.
       batch_size: features in a step of that SGD.
-      schedule: course of that SGD's learning rate over its steps.
-      gaussians: "pooled", or "clients": a mixture of the clients' own Gaussians, weighted by class counts.
-      covariance: "diagonal" reports variances only: 1 + 2 d numbers per class instead of 1 + d + d (d + 1) / 2.
-      loss: cross-entropy, or cross-entropy of logits / (0.1 ||logits||), "normalised".
-      as_in: "fed-mammoth", LIVAR's baseline: every_round, a mixture of clients with two examples of the class or more,
-        diagonal plus 1e-8, normalised, cosine; every epoch draws new features, num_samples * classes of them shared out
+      as_in: "fed-mammoth", LIVAR's baseline: in every round, with its clients at their own trained models, after the methods
+        listed before have made the head. A mixture of the clients' own Gaussians, of those with two examples of the class or
+        more, with variances only, plus 1e-8; cross-entropy of logits / (0.1 ||logits||).
+        Every epoch draws new features, num_samples * classes of them shared out
         over all classes at random, and takes one step a class on batches of num_samples. Where a class has no Gaussian
         the last batches are short or empty; an empty one is still a step of the momentum. That code takes its
         statistics of pixels that were not normalised, other inputs than the model was trained on; raysim takes the
@@ -81,29 +71,27 @@ def ccvr(
         raise ValueError(f"ccvr: {what}, got {given}")
     if lr <= 0 or not 0 <= momentum < 1:
         raise ValueError(f"ccvr: lr must be > 0 and momentum in [0, 1), got {lr} and {momentum}")
-    if is_mammoth := as_in == "fed-mammoth":
-        when, gaussians, covariance = "every_round", "clients", "diagonal"
-        loss, schedule, batch_size = "normalised", "cosine", num_samples
+    is_mammoth = as_in == "fed-mammoth"
 
     def init(params: Tensor, layout: Layout) -> State:
         linear_head(layout, "ccvr")
         return {}
 
     def report(client: ClientView) -> dict[str, Tensor]:
-        return class_statistics(client, diagonal=covariance == "diagonal")
+        return class_statistics(client, diagonal=is_mammoth)
 
     @one_thread()
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        mixture = class_gaussians(server.report, covariance, gaussians, is_mammoth=is_mammoth)
+        mixture = class_gaussians(server.report, is_mammoth=is_mammoth)
         head, now, generator = linear_head(server.layout, "ccvr"), server.start + update, server.generator
         trained = train_head(
             [server.layout.view(now, leaf) for leaf in head],
             feature_sets(mixture, num_samples, epochs, generator, anew=is_mammoth),
-            rates=learning_rates(lr, epochs, schedule),
+            rates=cosine_rates(lr, epochs),
             momentum=momentum,
-            batch_size=batch_size,
+            batch_size=num_samples if is_mammoth else batch_size,
             num_batches=mixture[0].shape[1] if is_mammoth else None,
-            is_normalised=loss == "normalised",
+            is_normalised=is_mammoth,
             generator=generator,
         )
         update = update.clone()
@@ -116,9 +104,9 @@ def ccvr(
         init=init,
         report=report,
         server_update=server_update,
-        claims=frozenset({"weights:@head.*"}) if when == "end" else frozenset(),
+        claims=frozenset() if is_mammoth else frozenset({"weights:@head.*"}),
         needs=frozenset({"classes", "features", "linear-head"}),
-        is_phase=when == "end",
+        is_phase=not is_mammoth,
         excludes={
             "is_robust": "its statistics are sums over every client, attackers too, and train the classifier anew"
         },
@@ -134,18 +122,12 @@ def class_statistics(client: ClientView, *, diagonal: bool) -> dict[str, Tensor]
     return {"counts": client.class_counts, "means": means, "covariances": covariances.float()}
 
 
-def class_gaussians(report: Mapping[str, Tensor], covariance: str, gaussians: str, *, is_mammoth: bool) -> Mixture:
-    """Return Gaussians per client, or pooled ones; fed-mammoth drops clients with one example and widens all
-    covariances.
-    """
+def class_gaussians(report: Mapping[str, Tensor], *, is_mammoth: bool) -> Mixture:
+    """Return the pooled Gaussians, or fed-mammoth's per client, without clients of one example and with wider variances."""
     counts, means, covariances = report["counts"], report["means"], report["covariances"].double()
     if is_mammoth:
         return torch.where(counts >= 2, counts, 0), means, covariances + MAMMOTH_VARIANCE
-    if covariance == "full":
-        covariances = unpack_symmetric(covariances, means.shape[2])
-    if gaussians == "clients":
-        return counts, means, covariances
-    count, mean, pooled = pooled_moments(counts, means, covariances)
+    count, mean, pooled = pooled_moments(counts, means, unpack_symmetric(covariances, means.shape[2]))
     return count[None], mean[None], pooled[None]
 
 
@@ -157,21 +139,20 @@ def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[
         S = sum ((n_k - 1) / (N - 1)) S_k + sum (n_k / (N - 1)) (mu_k - mu)(mu_k - mu)'
 
     Args:
-      counts: (K, classes); means: (K, classes, d) float64; covariances: (K, classes, d, d), or (K, classes, d) for
-        variances; where the count is 0, 0 or anything finite.
+      counts: (K, classes); means: (K, classes, d) float64; covariances: (K, classes, d, d); where the count is 0, 0 or
+        anything finite.
     Returns:
-      (classes,), (classes, d), (classes, d, d) or (classes, d); S is 0 where N < 2.
+      (classes,), (classes, d), (classes, d, d); S is 0 where N < 2.
     """
     total = counts.sum(0)
     weights = counts.double() / total.clamp_min(1)
     mean = (weights[:, :, None] * means).sum(0)
     pooled = torch.zeros_like(covariances[0])
-    shape = (-1,) + (1,) * (pooled.dim() - 1)
-    for count, own_mean, own in zip(counts, means, covariances, strict=True):
+    for count, own_mean, own in zip(counts[:, :, None, None], means, covariances, strict=True):
         centred = own_mean - mean
-        between = centred[:, :, None] * centred[:, None, :] if own.dim() == 3 else centred.square()
-        pooled += (count - 1).clamp_min(0).view(shape) * own + count.view(shape) * between
-    return total, mean, pooled / (total - 1).clamp_min(1).view(shape)
+        between = centred[:, :, None] * centred[:, None, :]
+        pooled += (count - 1).clamp_min(0) * own + count * between
+    return total, mean, pooled / (total - 1).clamp_min(1)[:, None, None]
 
 
 def feature_sets(
@@ -232,10 +213,9 @@ def _spread(noise: Tensor, covariance: Tensor) -> Tensor:
     return rows
 
 
-def learning_rates(lr: float, epochs: int, schedule: str) -> list[float]:
-    """The rate of each epoch: lr, or with "cosine" lr (1 + cos(pi e / E)) / 2 in epoch e of E."""
-    is_cosine = schedule == "cosine"
-    return [lr * (1 + math.cos(math.pi * epoch / epochs)) / 2 if is_cosine else lr for epoch in range(epochs)]
+def cosine_rates(lr: float, epochs: int) -> list[float]:
+    """The rate of each epoch: lr (1 + cos(pi e / E)) / 2 in epoch e of E."""
+    return [lr * (1 + math.cos(math.pi * epoch / epochs)) / 2 for epoch in range(epochs)]
 
 
 def train_head(

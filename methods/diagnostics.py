@@ -173,7 +173,7 @@ def log_layer_drift(server: ServerView) -> None:
 def log_agreement(server: ServerView) -> None:
     """S_l of FLFA's eq. 14, and its mean."""
     layers = _shared_layers(server.layout)
-    scores = agreements(server, list(layers.values()), "mean")
+    scores = agreements(server, list(layers.values()))
     server.log("agreement", scores, list(layers))
     server.log("agreement_mean", float(scores.mean()))
 

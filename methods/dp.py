@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import torch
@@ -109,25 +109,6 @@ def dp(
             bound = bound * math.exp(-STEP * (share - adaptive))
         return noised, {"clip": bound}
 
-    def fits(sizes: RunSizes) -> str:
-        if unknown := sorted(trusted - set(sizes.methods)):
-            return f"trust names {unknown[0]!r}, which is no other method of this run; correct it, or drop it"
-        if noise and delta * sizes.population >= 1:
-            return f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: it would allow to publish one of them"
-        size = noise_cohort_size or sizes.cohort_size
-        if sizes.stop_epsilon is not None:
-            first = epsilon_after(1, spending(noise, size, sizes.population, sizes.sampling), delta)
-            if first > sizes.stop_epsilon:
-                return f"the first round spends epsilon {first:.4g}, and stop.epsilon is {sizes.stop_epsilon:g}; raise noise"
-        if noise_cohort_size is not None and not sizes.cohort_size <= noise_cohort_size <= sizes.population:
-            bounds = f"{sizes.cohort_size} (the cohort) and {sizes.population} (all clients)"
-            return f"noise_cohort_size must lie between {bounds}, got {noise_cohort_size}; or drop it"
-        if sizes.dropout and sizes.sampling == "poisson":
-            return (
-                "with cohort.sampling poisson and cohort.dropout a round is no Poisson sample: set cohort.dropout to 0"
-            )
-        return ""
-
     return Method(
         "dp",
         init=init,
@@ -136,7 +117,7 @@ def dp(
         weigh=weigh,
         server_update=server_update,
         claims=frozenset({"weights:*", "merge"}),
-        fits=fits,
+        fits=partial(_fault, noise=noise, delta=delta, noise_cohort_size=noise_cohort_size, trusted=trusted),
         excludes=EXCLUDES,
         trusts=POST_PROCESSING | trusted,
     )
@@ -190,6 +171,31 @@ def _log(
     server.log("num_clipped", float((server.report["scale"] < 1).sum()))
     if trusted:  # in the records, since epsilon depends on them
         server.log("num_trusted", float(len(trusted)))
+
+
+def _fault(
+    sizes: RunSizes, *, noise: float, delta: float, noise_cohort_size: int | None, trusted: frozenset[str]
+) -> str:
+    """Return why a run of these sizes is refused; empty if it is not."""
+    if unknown := sorted(trusted - set(sizes.methods)):
+        return f"trust names {unknown[0]!r}, which is no other method of this run; correct it, or drop it"
+    if noise and delta * sizes.population >= 1:
+        return (
+            f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: it would allow to publish one of them"
+        )
+    size = noise_cohort_size or sizes.cohort_size
+    if sizes.stop_epsilon is not None:
+        first = epsilon_after(1, spending(noise, size, sizes.population, sizes.sampling), delta)
+        if first > sizes.stop_epsilon:
+            return (
+                f"the first round spends epsilon {first:.4g}, and stop.epsilon is {sizes.stop_epsilon:g}; raise noise"
+            )
+    if noise_cohort_size is not None and not sizes.cohort_size <= noise_cohort_size <= sizes.population:
+        bounds = f"{sizes.cohort_size} (the cohort) and {sizes.population} (all clients)"
+        return f"noise_cohort_size must lie between {bounds}, got {noise_cohort_size}; or drop it"
+    if sizes.dropout and sizes.sampling == "poisson":
+        return "with cohort.sampling poisson and cohort.dropout a round is no Poisson sample: set cohort.dropout to 0"
+    return ""
 
 
 def _accounting() -> Any:

@@ -18,9 +18,6 @@ def elastic(
     tau: float = 0.5,
     mu: float = 0.95,
     sample_ratio: float = 0.3,
-    granularity: Literal["element", "tensor"] = "element",
-    reference: Literal["model", "clients"] = "model",
-    signal: Literal["output-norm", "loss"] = "output-norm",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """Scales the aggregated update by 1 + tau - sensitivity, element by element.
@@ -44,13 +41,10 @@ def elastic(
       mu: memory of the average over batches, in [0, 1); both use 0.95.
       sample_ratio: share of the local examples that Omega is computed on, in (0, 1], drawn anew every round; FedVG's
         tables use 0.3, which costs less than a third of a local epoch.
-      granularity: "element", or one L2 norm per "tensor".
-      reference: what the maximum is over: "model", all of Omega, or "clients", each tensor's Omega_k (tensors only).
-      signal: "output-norm", or "loss", the cross-entropy.
-      as_in: "fl-bench" sets granularity, reference and signal.
+      as_in: "fl-bench" takes the rule behind FedVG's tables, tensor by tensor.
     Raises:
-      ValueError: a value out of range, or options that do not go together.
-      MethodError: another method's weights are linear maps, or one per row while granularity is "tensor".
+      ValueError: a value out of range.
+      MethodError: another method's weights are linear maps, or one per row beside as_in.
     """
     if tau < 0:
         raise ValueError(f"elastic: tau must be >= 0, got {tau}; 0.5 is common")
@@ -58,23 +52,16 @@ def elastic(
         raise ValueError(f"elastic: mu must be in [0, 1), got {mu}; 0.95 is common")
     if not 0 < sample_ratio <= 1:
         raise ValueError(f"elastic: sample_ratio must be in (0, 1], got {sample_ratio}; 0.3 is common")
-    if as_in and (granularity, reference, signal) != ("element", "model", "output-norm"):
-        raise ValueError(f"elastic: as_in {as_in!r} sets granularity, reference and signal; drop these or as_in")
-    if as_in:
-        granularity, reference, signal = "tensor", "clients", "loss"
-    if reference == "clients" and granularity == "element":
-        raise ValueError("elastic: reference 'clients' needs granularity 'tensor'; set it, or use reference 'model'")
-    by_element = granularity == "element"
+    by_element = as_in is None
 
     def report(client: ClientView) -> dict[str, Tensor | Vector]:
         layout = client.layout
         mean = torch.zeros_like(client.start) if by_element else torch.zeros(len(layout.params), dtype=torch.float64)
         if client.num_steps:
             for batch in sample(client, sample_ratio):
-                gradient = client.model.gradient(
-                    client.model.criterion if signal == "loss" else output_norm, client.start, batch
-                )
-                size = gradient.abs_() if by_element else layout.norms(gradient).pow(2 if as_in else 1)
+                signal = output_norm if by_element else client.model.criterion
+                gradient = client.model.gradient(signal, client.start, batch)
+                size = gradient.abs_() if by_element else layout.norms(gradient).square()
                 mean.mul_(mu).add_(size, alpha=1 - mu)
         return {"omega": Vector(mean) if by_element else mean}
 
@@ -89,8 +76,7 @@ def elastic(
             omega = server.total("omega", {**shares})
             zeta = elasticity(omega, omega.max(), tau)
         else:
-            omega, largest = _of_tensors(server, shares)
-            zeta = elasticity(omega, largest if reference == "clients" else omega.max(), tau)
+            zeta = elasticity(*_of_tensors(server, shares), tau)
             zeta = zeta.repeat_interleave(torch.tensor([leaf.size for leaf in leaves]))
         means = torch.stack([zeta[leaf.offset : leaf.end].mean() for leaf in leaves])
         server.log("zeta", means, [leaf.name for leaf in leaves])
@@ -125,7 +111,7 @@ def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:
         raise MethodError(
             f"elastic cannot average sensitivities of {name}: its weight is {kind}",
             "server_update",
-            "drop elastic or the method that makes such weights (one per row works with granularity: element)",
+            "drop elastic or the method that makes such weights (one per row works without as_in)",
         )
     return normalised(weight)
 

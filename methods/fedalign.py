@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Annotated, Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.base.counting import counts_above
 from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State
 
 #: What a slimmer copy can be cut from: the first channels of each of their tensors.
 SLIM = (nn.Conv2d, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
-
-#: None, or the released code's rule for how many channels a share is.
-AsIn = Literal["release"] | None
 
 #: Power iterations of a spectral norm, as in the authors' code.
 ITERATIONS = 10
@@ -27,9 +20,8 @@ ITERATIONS = 10
 def fedalign(
     *,
     mu: float = 0.45,
-    width: Annotated[float, counts_above("mu", 0)] = 0.25,
-    block: Annotated[str | None, counts_above("mu", 0)] = None,
-    as_in: Annotated[AsIn, counts_above("mu", 0)] = None,
+    width: float = 0.25,
+    block: str | None = None,
 ) -> Method:
     """Adds a distillation of the last block's spectral norms into its own first channels to the loss.
 
@@ -51,8 +43,6 @@ def fedalign(
       mu: strength of the pull, >= 0; 0.45 in the paper.
       width: share of the channels, in (0, 1), rounded, at least one; 0.25 in the paper.
       block: path of the block that is aligned; null: the last layer block in front of the classifier.
-      as_in: "release" rounds the slim copy's channels to multiples of 8, as the authors' code does. At a width of 0.25 that is
-        the same for 32, 64 and all further multiples of 32 channels, and more than a quarter for 8 to 24.
     Raises:
       ValueError: mu < 0, width outside (0, 1), or, when the run starts, no such block.
       MethodError: a layer of the block that has no first channels (attention, grouped convolutions).
@@ -63,17 +53,14 @@ def fedalign(
         raise ValueError(f"fedalign: width must be between 0 and 1, got {width}; 0.25 is the paper's")
 
     def init(params: Tensor, layout: Layout) -> State:
-        name = block_of(layout, block)
-        sizes = {size for leaf in layout.params if leaf.name.startswith(f"{name}.") for size in leaf.shape[:2]}
-        if as_in and all(slim(size, width, as_in) == slim(size, width) for size in sizes):
-            warnings.warn(f"fedalign: as_in {as_in} changes no width in block {name!r}; drop it", stacklevel=2)
+        block_of(layout, block)
         return {}
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         if mu == 0:
             return ops
         name = block_of(client.layout, block)
-        check_slim(client.model.module.get_submodule(name), name, width, as_in)
+        check_slim(client.model.module.get_submodule(name), name, width)
         inner = ops.get(name)
 
         def keep(module: nn.Module, x: Tensor) -> Tensor:
@@ -96,10 +83,8 @@ def fedalign(
             if passed is None:  # the pass went by the `forward` hook, as a measurement's does
                 return total
             x, y = passed
-            narrow = (
-                x[..., : slim(x.shape[-1], width, as_in)] if x.dim() == 3 else x[:, : slim(x.shape[1], width, as_in)]
-            )
-            gap = F.mse_loss(spectral_norms(narrow, slim_pass(module, narrow, width, as_in)), spectral_norms(x, y))
+            narrow = x[..., : slim(x.shape[-1], width)] if x.dim() == 3 else x[:, : slim(x.shape[1], width)]
+            gap = F.mse_loss(spectral_norms(narrow, slim_pass(module, narrow, width)), spectral_norms(x, y))
             ratio = torch.where(gap > 0, total / gap.clamp_min(torch.finfo(gap.dtype).tiny), 0.0).detach()
             return total + mu * ratio * gap
 
@@ -122,7 +107,7 @@ def block_of(layout: Layout, wanted: str | None) -> str:
     return wanted
 
 
-def check_slim(block: nn.Module, name: str, width: float, as_in: AsIn = None) -> None:
+def check_slim(block: nn.Module, name: str, width: float) -> None:
     """Raise MethodError unless every layer with parameters can be cut to its first channels."""
     for path, module in block.named_modules():
         owns = next(module.parameters(recurse=False), None) is not None
@@ -132,27 +117,20 @@ def check_slim(block: nn.Module, name: str, width: float, as_in: AsIn = None) ->
                 "fedalign",
                 "choose a block of plain convolutions, linear layers and their normalisation with `block`",
             )
-        if isinstance(module, nn.GroupNorm) and slim(module.num_channels, width, as_in) % module.num_groups:
+        if isinstance(module, nn.GroupNorm) and slim(module.num_channels, width) % module.num_groups:
             raise MethodError(
-                f"{slim(module.num_channels, width, as_in)} of {module.num_channels} channels are no {module.num_groups} groups",
+                f"{slim(module.num_channels, width)} of {module.num_channels} channels are no {module.num_groups} groups",
                 f"fedalign, layer {name}.{path}",
                 "choose another `width`, or another number of groups for the model",
             )
 
 
-def slim(channels: int, width: float, as_in: AsIn = None) -> int:
-    """How many first channels a share is: rounded, at least one.
-
-    As released: to a multiple of 8, by halves upwards, and 8 more where that takes away over a tenth of the share.
-    """
-    share = channels * width
-    if as_in is None:
-        return max(1, round(share))
-    rounded = max(1, int(share + 4) // 8 * 8)
-    return min(channels, rounded if rounded >= 0.9 * share else rounded + 8)
+def slim(channels: int, width: float) -> int:
+    """How many first channels a share is: rounded, at least one."""
+    return max(1, round(channels * width))
 
 
-def slim_pass(block: nn.Module, x: Tensor, width: float, as_in: AsIn = None) -> Tensor:
+def slim_pass(block: nn.Module, x: Tensor, width: float) -> Tensor:
     """Return (B, slim channels, ...): the block at a share of the width, on an input with the same share of the
     channels.
 
@@ -161,7 +139,7 @@ def slim_pass(block: nn.Module, x: Tensor, width: float, as_in: AsIn = None) -> 
     """
     values: dict[str, Tensor] = {}
     for name, value in [*block.named_parameters(), *block.named_buffers()]:
-        cut = tuple(slice(slim(size, width, as_in)) for size in value.shape[:2])
+        cut = tuple(slice(slim(size, width)) for size in value.shape[:2])
         part = value[cut] if value.dim() else value
         values[name] = part if value.requires_grad else part.clone()
     y: Tensor = torch.func.functional_call(block, values, (x,))

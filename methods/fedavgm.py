@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_above
 from raysim.core.layout import Layout
 from raysim.core.method import Method, ServerView, State
 
@@ -16,8 +15,8 @@ def fedavgm(
     *,
     beta: float = 0.9,
     server_lr: float = 1.0,
-    form: Annotated[Literal["heavy_ball", "nesterov", "damped"], counts_above("beta", 0)] = "heavy_ball",
-    as_in: Annotated[Literal["fl-bench"] | None, counts_above("beta", 0)] = None,
+    form: Literal["heavy_ball", "nesterov", "damped"] = "heavy_ball",
+    as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """Server momentum v over the aggregated update Δ, in one of the three forms in use.
 

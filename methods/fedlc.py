@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_above
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
+#: Counts below are raised to it: a margin of 100 tau, as in FL-bench.
+MIN_COUNT = 1e-8
 
-def fedlc(
-    *,
-    tau: float = 1.0,
-    form: Literal["usable", "literal"] = "usable",
-    min_count: Annotated[float, counts_above("tau", 0)] = 1e-8,
-) -> Method:
+
+def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable") -> Method:
     """Cross-entropy of logits with a margin that grows for rare classes: o_c = f_c - tau n_c^(-1/4).
 
     Zhang et al. 2022 (ICML, "Federated Learning with Label Distribution Skew via Logits Calibration"), n_c the client's
     training examples of class c:
         usable (all re-implementations):   -log(e^(o_y) / sum_c e^(o_c))
         literal (as printed):              -log(e^(o_y) / sum_(c != y) e^(o_c)), which has no lower bound
-    In local training only.
+    In local training only. A class without examples counts as 1e-8 of one, as in FL-bench: a margin of 100 tau.
 
     Args:
       tau: size of the margin, >= 0; 0 is plain cross-entropy (usable). Public codes use 1 and 0.1.
       form: which of the two losses above.
-      min_count: counts below are raised to it, >= 0. 1e-8, a margin of 100 tau, is FL-bench's; 0 takes absent classes
-        out of the softmax altogether.
     Raises:
-      ValueError: tau < 0, min_count < 0, or min_count 0 with the literal form.
+      ValueError: tau < 0.
     """
     if tau < 0:
         raise ValueError(f"fedlc: tau must be >= 0, got {tau}; 0 is plain cross-entropy, 1 is common")
-    if min_count < 0:
-        raise ValueError(f"fedlc: min_count must be >= 0, got {min_count}; 1e-8 is common, 0 leaves absent classes out")
-    if min_count == 0 and form == "literal":
-        raise ValueError(
-            "fedlc: the literal form of a client with one class needs other classes; set min_count to 1e-8"
-        )
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
-        margin = tau * client.class_counts.float().clamp_min(min_count).pow(-0.25) if tau > 0 else None
+        margin = tau * client.class_counts.float().clamp_min(MIN_COUNT).pow(-0.25) if tau > 0 else None
 
         def value(outputs: Outputs, batch: Batch) -> Tensor:
             logits = outputs.logits if margin is None else outputs.logits - margin

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.base.counting import counts_above
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs
+
+#: Gradients of the proximal loss that are shorter are float32's rounding.
+FLOOR = 1e-6
 
 
 def fedsol(
     *,
     rho: float = 1.0,
-    form: Annotated[Literal["fixed", "adaptive"], counts_above("rho", 0)] = "fixed",
-    temperature: Annotated[float, counts_above("rho", 0)] = 3.0,
-    floor: Annotated[float, counts_above("rho", 0)] = 1e-6,
-    perturbs: Annotated[Literal["all", "body", "head"], counts_above("rho", 0)] = "all",
-    reference_mode: Annotated[Literal["eval", "train"], counts_above("rho", 0)] = "eval",
+    form: Literal["fixed", "adaptive"] = "fixed",
+    temperature: float = 3.0,
 ) -> Method:
     """The gradient of the loss at y + ε, where ε climbs the proximal loss at y.
 
@@ -29,39 +28,32 @@ def fedsol(
         adaptive:  ε_p = rho n(|y_p - s_p|) * u_p / |u| for each tensor p, n: every column along the first axis has
                    L2 norm 1
     and the step from y uses the gradient of the loss at y + ε. At the first step of a round y = s, and u is rounding
-    alone. The released code stretches it to length rho in a random direction; raysim does not perturb where |u| <
-    floor. Two backward passes and one forward pass of the reference a step; BatchNorm's statistics follow the pass
+    alone. The released code stretches it to length rho in a random direction; raysim does not perturb where |u| is below
+    1e-6. The global model is in eval mode; the released code has it in train mode for the first client of a run.
+    Two backward passes and one forward pass of the reference a step; BatchNorm's statistics follow the pass
     at y. Terms of earlier methods are taken at y + ε, of later ones at y.
 
     Args:
       rho: length of the perturbation, >= 0. The released configurations use 1.
       form: the two forms of the released code.
       temperature: T of the distillation, > 0.
-      floor: no perturbation where |u| is below it, >= 0.
-      perturbs: which parameters the perturbation moves.
-      reference_mode: mode of the global model in the distillation. The released code uses eval mode, but train mode for
-        the first client of a run.
     Raises:
-      ValueError: rho < 0, temperature <= 0 or floor < 0.
+      ValueError: rho < 0 or temperature <= 0.
     """
     if rho < 0:
         raise ValueError(f"fedsol: rho must be >= 0, got {rho}; 0 is FedAvg, 1 is common")
     if temperature <= 0:
         raise ValueError(f"fedsol: temperature must be > 0, got {temperature}; 3 is common")
-    if floor < 0:
-        raise ValueError(f"fedsol: floor must be >= 0, got {floor}; 1e-6 is above float32's rounding")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         if rho == 0:
             return inner
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
-            reference = client.model.apply(client.start_state, batch.inputs, train=reference_mode == "train")
+            reference = client.model.apply(client.start_state, batch.inputs)
             proximal = distillation(reference.logits, temperature)
             uphill = client.model.gradient(proximal, params, batch, moves_buffers=True)
-            moved = perturbation(
-                client.layout, uphill, params - client.start, rho=rho, form=form, floor=floor, perturbs=perturbs
-            )
+            moved = perturbation(client.layout, uphill, params - client.start, rho=rho, form=form)
             return inner(params + moved, batch)  # another point, even where nothing moved: statistics have been taken
 
         return gradient
@@ -80,22 +72,15 @@ def distillation(reference: Tensor, temperature: float) -> LossFn:
     return loss
 
 
-def perturbation(
-    layout: Layout, uphill: Tensor, moved: Tensor, *, rho: float, form: str, floor: float, perturbs: str
-) -> Tensor:
-    """ε of FedSOL, [num_params]; zeros where the gradient is shorter than the floor.
+def perturbation(layout: Layout, uphill: Tensor, moved: Tensor, *, rho: float, form: str) -> Tensor:
+    """ε of FedSOL, [num_params]; zeros where the gradient is shorter than FLOOR.
 
     Args:
       uphill: [num_params], u.
       moved: [num_params], y - s.
     """
-    if perturbs != "all":
-        uphill = uphill.clone()
-        for leaf in layout.params:
-            if leaf.is_head != (perturbs == "head"):
-                uphill[leaf.offset : leaf.end] = 0
     size: Tensor = torch.linalg.vector_norm(uphill)
-    if not bool(size >= max(floor, torch.finfo(uphill.dtype).tiny)):
+    if not bool(size >= FLOOR):
         return torch.zeros_like(uphill)
     if form == "fixed":
         return uphill * (rho / size)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
 from methods.scored import ClientScore, Granularity, Part, leaf_names, part_of, weights_from_score
-from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import Method, ServerView, State
 from raysim.core.weights import Weights
@@ -20,7 +19,6 @@ def fedvg_cosine(
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
     val_mode: Literal["train", "eval"] = "train",
-    buffers: Annotated[Literal["layer", "uniform"], counts_with("granularity", "layer", "auto")] = "layer",
 ) -> Method:
     """A client's weight grows with the agreement of its update and the gradient on the server's validation data.
 
@@ -36,8 +34,6 @@ def fedvg_cosine(
         adapters of model.lora.
       mix: "average" takes the mean of these weights and the weights so far, n_k/N.
       val_mode: mode of the network while the gradient is taken; it matters with BatchNorm.
-      buffers: with one weight per layer: "layer" gives a BatchNorm statistic the weight of its weight tensor, "uniform"
-        the same to every client.
     Degenerate cases: an update, or a gradient, of 0 has cosine 0; where no client's cosine is above 0, those leaves keep
     the weights given. The number of clients whose cosine over all leaves is above 0 is logged (`agreeing`).
     Raises:
@@ -57,7 +53,7 @@ def fedvg_cosine(
         return agreements
 
     def weights(part: Layout, agreements: Tensor, usable: Tensor, granularity: str) -> Weights:
-        return dict(weights_from_agreements(part, agreements, usable, granularity=granularity, buffers=buffers))
+        return dict(weights_from_agreements(part, agreements, usable, granularity=granularity))
 
     score = ClientScore(
         "cosines", weights, values=values, logged=lambda values, part: (tensor_cosines(values), leaf_names(part))

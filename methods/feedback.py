@@ -17,14 +17,13 @@ from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, LayerOp, Method, State
 from raysim.core.seeding import derive_seed, torch_generator
 
-Scale = Literal["layer", "row", "none"]
-Init = Literal["layer", "xavier"]
+Scale = Literal["layer", "none"]
 Names = Literal["all"] | list[str]
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 Context = Any  # torch's own, on which `forward` leaves whatever `backward` needs
 
 
-def fa(*, layers: Names = "all", scale: Scale = "none", init: Init = "layer", seed: int = 0) -> Method:
+def fa(*, layers: Names = "all", seed: int = 0) -> Method:
     """Feedback alignment: the error passes a layer through a fixed random tensor B instead of its weight.
 
     Lillicrap et al. 2016 (Nature Communications 7, 13276): dL/dh_(l-1) = B_l^T δ_l; the gradients of the layer's own
@@ -33,8 +32,6 @@ def fa(*, layers: Names = "all", scale: Scale = "none", init: Init = "layer", se
 
     Args:
       layers: paths of linear and convolution layers, or all.
-      scale: let the norm of B follow the weight's, by layer or by output row; see `flfa`.
-      init: distribution of B: the layer's default initialiser, or Xavier-uniform.
       seed: seed of B; the run's own seed has no part in it.
     Raises:
       ValueError: a layer that the model does not have (when the run starts).
@@ -46,12 +43,12 @@ def fa(*, layers: Names = "all", scale: Scale = "none", init: Init = "layer", se
 
     @cache
     def back_of(layer: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        return random_feedback(shape, init=init, seed=derive_seed(seed, f"feedback/{layer}")).to(device)
+        return random_feedback(shape, seed=derive_seed(seed, f"feedback/{layer}")).to(device)
 
     def forward(ops: dict[str, LayerOp], client: ClientView) -> dict[str, LayerOp]:
         chosen, device = chosen_layers(client.layout, layers, "fa"), client.params.device
         return ops | {
-            name: feedback_op(client, name, back_of(name, leaf.shape, device), scale) for name, leaf in chosen.items()
+            name: feedback_op(client, name, back_of(name, leaf.shape, device), "none") for name, leaf in chosen.items()
         }
 
     return Method("fa", init=check, forward=forward, claims=backward_claims(layers))
@@ -147,15 +144,13 @@ def backward_claims(layers: str | list[str]) -> frozenset[str]:
     return frozenset({"backward:*"} if isinstance(layers, str) else {f"backward:{name}" for name in layers})
 
 
-def random_feedback(shape: tuple[int, ...], *, init: Init, seed: int) -> Tensor:
-    """A tensor of a weight's shape: uniform within 1/sqrt(fan_in) (PyTorch's default of both layer kinds) or Xavier's.
+def random_feedback(shape: tuple[int, ...], *, seed: int) -> Tensor:
+    """A tensor of a weight's shape: uniform within 1/sqrt(fan_in), PyTorch's default of both layer kinds.
 
     Args:
       shape: (out, in) or (out, in / groups, height, width).
     """
-    field = math.prod(shape[2:])
-    fan_in, fan_out = shape[1] * field, shape[0] * field
-    bound = math.sqrt(6 / (fan_in + fan_out)) if init == "xavier" else 1 / math.sqrt(fan_in)
+    bound = 1 / math.sqrt(math.prod(shape[1:]))
     return (2 * torch.rand(shape, generator=torch_generator(seed)) - 1) * bound
 
 
@@ -168,8 +163,8 @@ def direct_matrix(layer: str, outputs: int, size: int, *, seed: int) -> Tensor:
 def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> LayerOp:
     """A layer's operation whose backward pass sends the error through `back`; the forward pass is the layer's own.
 
-    dL/dx = B^T δ with B = back * |weight| / |back|, the norms taken of the whole tensor ("layer"), of each output row
-    ("row"), or not at all ("none"). They are those of the weight that the forward pass uses, hence refreshed by every
+    dL/dx = B^T δ with B = back * |weight| / |back| for scale "layer", or B = back for "none". The norms
+    are those of the weight that the forward pass uses, hence refreshed by every
     optimiser step. Weight and bias gradients are exact. Where |back| is 0, B is 0 and no error flows.
 
     Args:
@@ -183,7 +178,7 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
         raise MethodError(what, "feedback alignment", "name other layers")
     size = None
     if scale != "none":
-        size = norm_of(back, scale)
+        size = torch.linalg.vector_norm(back)
         size = torch.where(size > 0, size, 1.0)
 
     def op(module: nn.Module, x: Tensor) -> Tensor:
@@ -195,7 +190,7 @@ def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> L
         assert isinstance(weight, Tensor)
         # Under bfloat16 this layer stays in its own precision: its backward pass is written out here, without autocast's casts.
         with torch.autocast(x.device.type, enabled=False):
-            factor = None if size is None else norm_of(weight.detach(), scale) / size
+            factor = None if size is None else torch.linalg.vector_norm(weight.detach()) / size
             if isinstance(module, nn.Conv2d):
                 return _convolution(module, x.to(weight.dtype), back, factor)
             y = _Linear.apply(x.to(weight.dtype), weight, module.bias, back, factor)
@@ -262,13 +257,6 @@ def with_direct_error(
     return x
 
 
-def norm_of(weight: Tensor, scale: Scale) -> Tensor:
-    """The L2 norm of a weight: () for "layer", (out, 1, ...) for "row"."""
-    axes = None if scale == "layer" else tuple(range(1, weight.dim()))
-    norm: Tensor = torch.linalg.vector_norm(weight, dim=axes, keepdim=scale == "row")
-    return norm
-
-
 def _convolution(module: nn.Conv2d, x: Tensor, back: Tensor, factor: Tensor | None) -> Tensor:
     """With the module's geometry: padding other than zeros, equal on both sides, is put on beforehand, as PyTorch does."""
     pads = module._reversed_padding_repeated_twice
@@ -306,7 +294,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
-    """linear whose input gradient goes through `back`, times `factor`: () or (out, 1)."""
+    """linear whose input gradient goes through `back`, times `factor`, a scalar."""
 
     @staticmethod
     def forward(
@@ -323,13 +311,13 @@ class _Linear(torch.autograd.Function):
         error, rows = error.reshape(-1, error.shape[-1]), x.reshape(-1, x.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if needs_x:
-            # B^T δ with the factor on the smaller of the two; it belongs to the rows of B, the columns of the error.
+            # B^T δ with the factor on the smaller of the two.
             if factor is None:
                 grad_x = error @ back
             elif back.numel() < error.numel():
                 grad_x = error @ (back * factor)
             else:
-                grad_x = (error * factor.reshape(-1)) @ back
+                grad_x = (error * factor) @ back
             grad_x = grad_x.view(x.shape)
         if needs_weight:
             grad_weight = error.t() @ rows

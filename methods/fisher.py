@@ -18,49 +18,41 @@ from raysim.core.weights import RightMap, Weights, refuse_factors
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
 GRADIENT_ENTRIES = 2**26
+#: Smallest value of F_k. Where every client is at it, the result is the weighted mean.
+FLOOR = 1e-6
 #: What fed-mammoth adds to every Fisher.
 MAMMOTH_CONSTANT = 1e-12
 
 
 def fisher(
     *,
-    kind: Annotated[Literal["exact", "empirical"], counts_with("as_in", None)] = "exact",
     num_examples: Annotated[int, counts_with("as_in", None)] = 4096,
-    floor: Annotated[float, counts_with("as_in", None)] = 1e-6,
-    normalise: Annotated[bool, counts_with("as_in", None)] = True,
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """w = sum_k a_k F_k y_k / sum_k a_k F_k, element by element, with a_k the aggregation weights given.
 
     Matena, Raffel 2022 (NeurIPS), eq. 3 and section 3.1. F_k is the mean over local examples of the squared gradient of
-    log p(c|x) at the client's trained model, in eval mode, one example at a time. It reports two vectors of the size of
-    the model, F_k and F_k * update_k, whose exact sums are divided. Buffers are averaged with the weights given.
+    log p(c|x) at the client's trained model, in eval mode, one example at a time, in expectation over all classes c under
+    the model's own p(c|x), at the cost of a pass for each class; it is at least 1e-6. a_k is divided by the norm of F_k, so
+    that well-fitted clients, whose Fishers are tiny, still count. The method reports two vectors of the size of the model,
+    F_k and F_k * update_k, whose exact sums are divided. Buffers are averaged with the weights given.
 
     Args:
-      kind: "exact": expectation over all classes c under the model's own p(c|x), at the cost of a pass for each class;
-        "empirical":
-        the true label.
       num_examples: the first local examples that count, at most so many.
-      floor: smallest value of F_k, > 0; where every client is at it, the result is the weighted mean.
-      normalise: divides a_k by the norm of F_k, so that well-fitted clients, whose Fishers are tiny, still count.
       as_in: "fed-mammoth", LIVAR's baseline: true label, times the probability of the true label, summed instead of
         averaged over all examples, plus 1e-12, not normalised, a_k uniform. That code takes gradients at pixels that
         were not normalised, other inputs than the model was trained on; raysim takes the model's own inputs.
     Degenerate cases: clients of weight 0 do not count; without any other, all stays.
     Raises:
-      ValueError: floor <= 0 or num_examples < 1.
+      ValueError: num_examples < 1.
     """
-    if floor <= 0 or num_examples < 1:
-        raise ValueError(f"fisher: floor must be > 0 and num_examples >= 1, got {floor} and {num_examples}")
+    if num_examples < 1:
+        raise ValueError(f"fisher: num_examples must be >= 1, got {num_examples}")
     is_mammoth = as_in == "fed-mammoth"
 
     def report(client: ClientView) -> dict[str, Vector | float]:
-        if is_mammoth:
-            value, _ = fisher_sum(client, "weighted")
-        else:
-            total, count = fisher_sum(client, kind, num_examples)
-            value = (total / count).clamp_min(floor)
-        value = value.float()
+        total, count = fisher_sum(client, is_exact=not is_mammoth, num_examples=None if is_mammoth else num_examples)
+        value = (total if is_mammoth else (total / count).clamp_min(FLOOR)).float()
         norm = float(value.double().norm())
         return {"fisher": Vector(value), "product": Vector(value * (client.params - client.start)), "norm": norm}
 
@@ -72,7 +64,7 @@ def fisher(
             if weight is not None:
                 refuse_factors(weight, leaf.name, "fisher divides by the weights it multiplies with")
                 norms = server.report["norm"].double().view((-1,) + (1,) * (weight.dim() - 1))
-                weights[leaf.name] = weight / norms if normalise and not is_mammoth else weight
+                weights[leaf.name] = weight if is_mammoth else weight / norms
         below = server.total("fisher", weights)
         above = server.total("product", weights)
         if is_mammoth:
@@ -100,12 +92,11 @@ def _sum_of(weight: Tensor | RightMap, layout: Layout, leaf: Leaf) -> Tensor:
     return layout.pack(leaf, total.view(total.shape + (1,) * (len(leaf.shape) - total.dim())).expand(leaf.shape))
 
 
-def fisher_sum(client: ClientView, kind: str, num_examples: int | None = None) -> tuple[Tensor, int]:
+def fisher_sum(client: ClientView, *, is_exact: bool, num_examples: int | None = None) -> tuple[Tensor, int]:
     """Sum over local examples of squared gradients of log p(c|x), and the number of examples.
 
     Args:
-      kind: "exact": sum over c, weighted by p(c|x); "empirical": the true label; "weighted": the true label, weighted
-        by its probability.
+      is_exact: whether the sum is over all classes c, weighted by p(c|x), or of the true label, weighted by its probability.
     Returns:
       [num_params] float64.
     """
@@ -119,10 +110,9 @@ def fisher_sum(client: ClientView, kind: str, num_examples: int | None = None) -
                 break
             count += len(batch.targets)
             probabilities = client.model.apply(client.params, batch.inputs).logits.softmax(1)
-            classes = range(probabilities.shape[1]) if kind == "exact" else ()
+            classes = range(probabilities.shape[1]) if is_exact else ()
             for labels in [torch.full_like(batch.targets, c) for c in classes] or [batch.targets]:
-                chosen = probabilities.gather(1, labels[:, None])[:, 0]
-                weights = torch.ones_like(chosen) if kind == "empirical" else chosen
+                weights = probabilities.gather(1, labels[:, None])[:, 0]
                 _add_squares(total, client.layout, gradients, Batch(batch.inputs, labels), weights)
     return total, count
 

@@ -24,7 +24,6 @@ from raysim.base.counting import counts_without
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
 from raysim.core.seeding import derive_seed
-from raysim.core.weights import Weights
 
 Candidates = Literal["all", "pointwise"] | list[str]
 Spans = list[tuple[int, int]]  # (start, end) of some leaves in the vector
@@ -36,7 +35,6 @@ def flfa(
     candidates: Candidates = "all",
     first_layer: bool = True,
     strategy: Literal["auto", "lowest", "highest"] = "auto",
-    agreement: Literal["mean", "pairwise"] = "mean",
     scale: Scale = "layer",
     feedback: Literal["round", "random", "resampled", "direct"] = "round",
     seed: Annotated[int, counts_without("feedback", "round")] = 0,
@@ -64,8 +62,7 @@ def flfa(
       first_layer: false: the first linear or convolution layer of the model is no candidate.
       strategy: which S_l to take. "auto" decides once, after the first round: the lowest if S is skewed to the right
         (its bulk lies at the low end), else the highest.
-      agreement: "pairwise" is the mean cosine over pairs of clients instead of eq. 14.
-      scale: follow the weight's norm by "layer" or by output "row" (the authors' older code), or "none" (FLFA†).
+      scale: follow the weight's norm by "layer", or "none" (FLFA†).
       feedback: "random" (FLFA*): a fixed tensor from the layer's default initialiser instead of W^r, the same on all
         clients; "resampled": a new one every round; "direct" (table 4's DFA): the layer's input gets the output error
         through a fixed random matrix, as in `dfa`, instead of anything that comes down through the layer. The paper
@@ -93,7 +90,7 @@ def flfa(
     @functools.lru_cache(maxsize=None if feedback == "random" else num_layers)
     def random_back(layer: str, round_index: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
         name = derive_seed(seed, f"feedback/{layer}", round_index)
-        return random_feedback(shape, init="layer", seed=name).to(device)
+        return random_feedback(shape, seed=name).to(device)
 
     @functools.lru_cache(maxsize=num_layers)
     def direct_back(layer: str, outputs: int, size: int, device: torch.device) -> Tensor:
@@ -114,7 +111,7 @@ def flfa(
         if not bool(server.is_active.any()):
             return update, state
         layers = layers_of(server.layout)
-        scores = agreements(server, list(layers.values()), agreement)
+        scores = agreements(server, list(layers.values()))
         order, decided = layers_by_score(scores, state["strategy"])
         log_choice(server, layers, scores, state["layers"], order[:num_layers])
         return update, {"layers": order[:num_layers], "strategy": decided}
@@ -176,23 +173,13 @@ def candidate_layers(layout: Layout, candidates: Candidates, *, first_layer: boo
     return chosen
 
 
-def agreements(server: ServerView, leaves: list[Leaf], agreement: str) -> Tensor:
+def agreements(server: ServerView, leaves: list[Leaf]) -> Tensor:
     """S of each layer, from an exact sum and one small map over the updates.
 
     Returns:
       (len(leaves),) float64 in [-1, 1]; 0 where nobody moved, or where the updates cancel.
     """
     spans: Spans = [(leaf.offset, leaf.end) for leaf in leaves]
-    if agreement == "pairwise":
-        # With unit updates v_i: sum over pairs i != j of cos = |sum v_i|^2 - K.
-        norms = torch.stack(server.map_updates(update_norms, spans))
-        moved = (norms > 0).sum(dim=0).double()
-        inverses = torch.where(norms > 0, 1 / norms, 0.0)
-        weights: Weights = {leaf.name: inverses[:, index] for index, leaf in enumerate(leaves)}
-        total = server.total("update", weights)
-        squares = torch.stack([total[start:end].square().sum() for start, end in spans])
-        scores = (squares - moved) / (moved * (moved - 1)).clamp_min(1)
-        return torch.where(moved > 1, scores, moved).clamp(-1, 1)
     uniform = torch.full((len(server.clients),), 1 / len(server.clients), dtype=torch.float64)
     total = server.total("update", {leaf.name: uniform for leaf in leaves})
     mean = torch.cat([total[start:end] for start, end in spans]).float()

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from methods.univarfl import directions
-from raysim.base.counting import counts_above
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 
-def moon(
-    *,
-    mu: float = 1.0,
-    temperature: Annotated[float, counts_above("mu", 0)] = 0.5,
-    first: Annotated[Literal["none", "random", "global"], counts_above("mu", 0)] = "none",
-) -> Method:
+def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "random"] = "none") -> Method:
     """Adds mu times a model-contrastive loss to the loss.
 
     Li, He, Song 2021 (CVPR), with z, z_g, z_p the features of one image under the current, the broadcast and
@@ -33,8 +27,7 @@ def moon(
       mu: strength of the contrastive loss, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.
       temperature: T of the contrastive loss, > 0.
       first: the previous model of a client that never trained: "none": no term; "random": no term in the first round, later a
-        network of its own with random initial values (the authors' code); "global": the broadcast model, so that both
-        pulls cancel and the loss shows mu ln 2 without a gradient.
+        network of its own with random initial values (the authors' code).
     Raises:
       ValueError: mu < 0 or temperature <= 0.
     """
@@ -45,8 +38,6 @@ def moon(
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         previous = client.memory.get("previous") if mu else None
-        if mu and previous is None and first == "global":
-            previous = client.start_state
         if mu and previous is None and first == "random" and client.round_index > 0:
             previous = client.initial_state()
         if previous is None:

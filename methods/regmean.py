@@ -19,7 +19,6 @@ from raysim.core.weights import RightMap, Weights
 def regmean(
     *,
     shrink: Annotated[float, counts_with("as_in", None)] = 0.9,
-    rows: Annotated[Literal["mean", "sum"], counts_with("as_in", None)] = "mean",
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """W = (sum_k W_k G_k)(sum_k G_k)^-1 for every linear layer, with G_k = X_k' X_k of the layer's inputs at client k.
@@ -28,14 +27,14 @@ def regmean(
     without augmentation. Each client's weight on the layer is the linear map G_k (sum G)^+, of float64; where no
     client's inputs reach, the layer stays as broadcast. Biases, convolutions and all else keep the weights given.
     Adapters are linear layers too: A and B are merged by themselves.
+    G_k is divided by its number of rows, so that clients count equally, as in the authors' code.
     A batch's Gram matrix is a float32 product, as in the released code; over batches they are summed in float64.
     Cost: d_in (d_in + 1) / 2 numbers per layer and client go up, and the server holds K matrices d_in x d_in for each.
 
     Args:
       shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G as it is. The paper recommends 0.9.
-      rows: "mean" divides G_k by its number of rows, so that clients count equally (the authors' code); "sum" does
-        not: with shrink 1 that is the pooled regression.
-      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, rows sum. That code also takes augmented inputs and sums in
+      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, and G_k is not divided by its number of rows. That code also
+        takes augmented inputs and sums in
         float32; raysim does not.
     Degenerate cases: clients without a step have weight 0; if nobody took one, all stays.
     Raises:
@@ -44,11 +43,11 @@ def regmean(
     if not 0 <= shrink <= 1:
         raise ValueError(f"regmean: shrink must be in [0, 1], got {shrink}; 0.9 is the paper's, 1 is none")
     if as_in == "fed-mammoth":
-        shrink, rows = 0.5, "sum"
+        shrink = 0.5
 
     def report(client: ClientView) -> dict[str, Tensor]:
         grams, counts = gram_matrices(client)
-        return {name: pack_symmetric(gram / counts[name] if rows == "mean" else gram) for name, gram in grams.items()}
+        return {name: pack_symmetric(gram if as_in else gram / counts[name]) for name, gram in grams.items()}
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
         merged = dict(weights)

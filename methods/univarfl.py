@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_above, counts_with
+from raysim.base.counting import counts_with
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
 
 #: Rows of features shorter than this have no direction.
@@ -19,19 +19,19 @@ EPS = 1.0
 
 Variance = Literal["biased", "unbiased"]
 Spread = Literal["variance", "deviation"]
-Form = Literal["masked", "mean", "literal"]
+Form = Literal["masked", "literal"]
 
 
 def univarfl(
     *,
     mu: float = 0.5,
     lam: float | None = None,
-    eps: Annotated[float, counts_above("mu", 0), counts_with("uniformity", "energy")] = EPS,
-    form: Annotated[Form, counts_above("mu", 0), counts_with("uniformity", "energy")] = "masked",
-    variance: Annotated[Variance, counts_above("lam", 0)] = "biased",
-    spread: Annotated[Spread, counts_above("lam", 0)] = "variance",
-    uniformity: Annotated[Literal["energy", "kernel"], counts_above("mu", 0)] = "energy",
-    warmup: Annotated[int, counts_above("mu", 0)] = 0,
+    eps: Annotated[float, counts_with("uniformity", "energy")] = EPS,
+    form: Annotated[Form, counts_with("uniformity", "energy")] = "masked",
+    variance: Variance = "biased",
+    spread: Spread = "variance",
+    uniformity: Literal["energy", "kernel"] = "energy",
+    warmup: int = 0,
 ) -> Method:
     """Adds classifier variance L_V and hyperspherical energy L_HE to the loss.
 
@@ -53,8 +53,7 @@ def univarfl(
 
     Args:
       mu, lam: strengths of the energy L_HE and of the variance term L_V, >= 0; lam null: D/4.
-      eps, form: of the energy. "masked", without i = j; "mean" also divides by n(n - 1) instead of n^2; "literal", eq. 3
-        with i = j.
+      eps, form: of the energy. "masked", without i = j; "literal", eq. 3 with i = j.
       variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.
       spread, uniformity: "deviation" (standard deviation; unbiased there) and "kernel" (see `gaussian_kernel`) are the
         terms of FedUV, which this method descends from (Son et al., CVPR 2024).
@@ -123,7 +122,9 @@ def hyperspherical_energy(features: Tensor, *, eps: float = EPS, form: Form = "m
     unit = directions(features)
     # Not below 0: rounding can put a cosine above 1, and eps may be smaller than that.
     pairs = 1 / ((1 - unit @ unit.t()).clamp_min(0) + eps)
-    return _mean_of_pairs(pairs, form)
+    if form == "masked":
+        pairs = pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool, device=pairs.device), 0.0)
+    return pairs.sum() / len(pairs) ** 2
 
 
 def gaussian_kernel(features: Tensor) -> Tensor:
@@ -144,13 +145,3 @@ def directions(features: Tensor) -> Tensor:
     is_zero = squares <= FLOOR**2
     scale = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, squares).rsqrt())
     return features * scale
-
-
-def _mean_of_pairs(pairs: Tensor, form: Form) -> Tensor:
-    """Scalar: the sum over (n, n) pairs, divided by n^2, with or without the diagonal; "mean": by n(n - 1)."""
-    count = len(pairs)
-    if form == "literal":
-        return pairs.sum() / count**2
-    diagonal = torch.eye(count, dtype=torch.bool, device=pairs.device)
-    total = pairs.masked_fill(diagonal, 0.0).sum()
-    return total / (max(1, count * (count - 1)) if form == "mean" else count**2)

@@ -13,7 +13,7 @@ from methods.moments import Features, class_covariances, linear_head, local_feat
 from raysim.core.method import ClientView, ServerView
 from raysim.core.weights import Weights, normalised
 
-Variance = Literal["correct", "all", "released"]
+Variance = Literal["correct", "released"]
 
 
 def reported_variances(client: ClientView, variance: Variance) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from torch import Tensor
 from methods.livar.merging import Coefficients, adapters_of
 from raysim.core.method import Batch, ClientView, GradFn, ServerView
 from raysim.core.weights import normalised
-
-Reduction = Literal["abs_of_sum", "signed", "sum_of_abs", "grad_only"]
 
 #: Raw coefficients by the bins of I_A (rows: low, mid, high) and I_B (columns): the released code's constants, and the
 #: paper's table A, which differs in the column "mid".
@@ -79,11 +77,11 @@ def _numbers(value: object, rows: int, columns: int, what: str) -> list[list[flo
     return [[float(number) for number in row] for row in numbers]
 
 
-def from_importance(reduction: Reduction, accumulate: Literal["run", "round"], table: CoefficientTable) -> Coefficients:
+def from_importance(table: CoefficientTable) -> Coefficients:
     """Return lambda from the importances I_A and I_B accumulated in the clients' steps; both are logged."""
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
-        count = client.scratch["count"] = ImportanceCount(client, reduction)
+        count = client.scratch["count"] = ImportanceCount(client)
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
             count.close_step(client.params)
@@ -97,9 +95,8 @@ def from_importance(reduction: Reduction, accumulate: Literal["run", "round"], t
         count = client.scratch["count"]
         count.close_step(client.trained[: client.layout.num_params])
         total: Tensor = count.sums.cpu()
-        if accumulate == "run":
-            total = total + client.memory.get("importance", torch.zeros_like(total)).cpu()
-            client.memory["importance"] = total
+        total = total + client.memory.get("importance", torch.zeros_like(total)).cpu()
+        client.memory["importance"] = total
         return {"importance": total}
 
     def of(server: ServerView, shares: Tensor) -> Tensor:
@@ -108,14 +105,14 @@ def from_importance(reduction: Reduction, accumulate: Literal["run", "round"], t
         server.log("importance_b", values[..., 1], names)
         return layer_coefficients(values, server.is_active, shares, table)
 
-    return Coefficients(of, grads, report, needs=frozenset({"client-memory"} if accumulate == "run" else ()))
+    return Coefficients(of, grads, report, needs=frozenset({"client-memory"}))
 
 
 class ImportanceCount:
     """Sums over the steps of one client's round; `sums` is (L, 2) float64. Owns copies of a step's gradient and start."""
 
-    def __init__(self, client: ClientView, reduction: Reduction):
-        self._client, self._reduction = client, reduction
+    def __init__(self, client: ClientView):
+        self._client = client
         self._adapters = adapters_of(client.layout)
         self.sums = torch.zeros(len(self._adapters), 2, dtype=torch.float64, device=client.params.device)
         self._grad, self._before = torch.empty_like(client.start), torch.empty_like(client.start)
@@ -133,7 +130,7 @@ class ImportanceCount:
             return
         moved = self._before.sub_(after)
         parts = [
-            reduced(self._grad[leaf.offset : leaf.end], moved[leaf.offset : leaf.end], self._reduction)
+            step_importance(self._grad[leaf.offset : leaf.end], moved[leaf.offset : leaf.end])
             for pair in self._adapters
             for leaf in (pair.a, pair.b)
         ]
@@ -142,20 +139,13 @@ class ImportanceCount:
         self._is_open = False
 
 
-def reduced(grad: Tensor, moved: Tensor, reduction: Reduction) -> Tensor:
-    """Return the contribution of a step to the importance of a factor. Scalar, float64.
+def step_importance(grad: Tensor, moved: Tensor) -> Tensor:
+    """|sum(g . moved)|, the contribution of a step to the importance of a factor. Scalar, float64.
 
-    LIVAR's I_A and I_B are sums of it over the steps; `moved` is before - after, so that descent is positive:
-        abs_of_sum: |sum(g . moved)|,   signed: sum(g . moved),   sum_of_abs: sum|g . moved|,   grad_only: |sum g|
-    grad_only is zero by construction, up to rounding, for B of every layer whose output enters a LayerNorm (in a ViT the
-    attention projection and the second MLP layer), since the gradient of what enters one sums to zero.
+    Args:
+      moved: before - after, so that descent is positive.
     """
-    if reduction == "grad_only":
-        return grad.sum(dtype=torch.float64).abs()
-    product = grad.double() * moved.double()
-    if reduction == "sum_of_abs":
-        return product.abs().sum()
-    return product.sum() if reduction == "signed" else product.sum().abs()
+    return (grad.double() * moved.double()).sum().abs()
 
 
 def bins_of(importance: Tensor, cuts: Sequence[Sequence[float]] = CUTS) -> tuple[Tensor, Tensor]:

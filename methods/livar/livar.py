@@ -8,8 +8,8 @@ from typing import Annotated, Literal, TypeVar
 from torch import Tensor
 
 from methods.livar.head import Variance, head_weights, reported_variances
-from methods.livar.importance import Reduction, from_importance, table_of
-from methods.livar.merging import factor_weights, from_examples, refactored, scored_update
+from methods.livar.importance import from_importance, table_of
+from methods.livar.merging import factor_weights, from_examples, scored_update
 from methods.livar.online import from_validation_set
 from methods.moments import linear_head, one_thread
 from raysim.base.counting import counts_with, counts_without
@@ -21,23 +21,18 @@ T = TypeVar("T")
 Table = Literal["released", "paper", "online"] | list[list[float]] | dict[str, object]
 
 #: Why a method that works after the last round is refused where products are scored.
-AT_THE_END = "after the last round there are no clients' factors to score; set when: every_round, or evaluate: factors"
+AT_THE_END = "after the last round there are no clients' factors to score; set evaluate: factors"
 
-#: Options of the adapters; of these, those of coefficients by layer; and of these, those of counted importances.
+#: Options of the adapters.
 OfAdapters = Annotated[T, counts_without("components", "head")]
-OfLayers = Annotated[OfAdapters[T], counts_with("layers", "importance")]
-OfImportances = Annotated[OfLayers[T], counts_without("table", "online")]
 
 
 def livar(
     *,
     components: Literal["both", "lora", "head"] = "both",
     layers: OfAdapters[Literal["importance", "examples"]] = "importance",
-    importance: OfImportances[Reduction] = "abs_of_sum",
-    accumulate: OfImportances[Literal["run", "round"]] = "run",
-    table: OfLayers[Table] = "released",
+    table: Annotated[OfAdapters[Table], counts_with("layers", "importance")] = "released",
     variance: Annotated[Variance, counts_without("components", "lora")] = "correct",
-    next: OfAdapters[Literal["factors", "svd"]] = "factors",
     evaluate: OfAdapters[Literal["merged", "code", "factors"]] = "merged",
 ) -> Method:
     """Merges A and B of every adapted layer l with coefficients lambda_i^l, and row c of the head with weights w_i^c.
@@ -47,26 +42,24 @@ def livar(
     takes one pass over the local examples after training. The merged update of a layer is sum_i lambda_i B_i A_i (eq. 3).
     List it first: the importance then sees the gradient of the loss without other methods' terms.
 
+    A step adds |sum(g.d)| to an importance, with g the gradient before clipping and d = before - after of the step as done.
+    In the released code g still carries the loss scale of mixed precision, which changes on the way, so that steps count by
+    it; here it does not. Importances add up over the run, as there: clients that take part often collect more. The next
+    round starts from sum lambda_i A_i and sum lambda_i B_i, since eq. 3 has a higher rank than one pair of factors.
+
     Args:
       components: "lora" or "head" alone leave the other part to n_i-weighted averaging; "head" needs no adapters, and
         scores, as averaging does, the product of averaged factors.
       layers: "examples" puts lambda_i = n_i / sum n into eq. 3 and leaves all else as it is: the paper's ablation of
         layer importance (table 4) with one change at a time.
-      importance: what a step adds, with g the gradient before clipping and d = before - after of the step as done:
-        |sum(g.d)|, sum(g.d), sum|g.d|, or |sum g|. In the released code g still carries the loss scale of mixed
-        precision, which changes on the way, so that steps count by it; here it does not.
-      accumulate: importances add up over the run (the released code; frequent clients then collect more) or start anew
-        in every round.
       table: the released code's constants, or the paper's; three rows of your own; or a mapping of table
         and cuts, as in the YAML that `raysim calibrate` writes for a run's `base:`. "online", ours, has no table: lambda
         comes from the server's validation set in every round, see `methods/livar/online.py`. No importance is counted; it
         costs one gradient over that set a round and, a layer, the factors' inner products.
-      variance: over the correctly classified local examples (the paper), or all. "released" is the released code's: over
+      variance: over the correctly classified local examples (the paper). "released" is the released code's: over
         all, with the features that the model without its adapters has of pixels that were not normalised, whatever was
         learnt; the head's weights are then the same in every round, and a class without two examples at any client
         keeps its row.
-      next: what the next round starts from, since eq. 3 has a higher rank than one pair of factors. "factors":
-        sum lambda_i A_i and sum lambda_i B_i; "svd": the best approximation of that rank.
       evaluate: the scored model has the products of eq. 3 ("merged"), products weighted by n_i / sum n ("code"), or what
         is broadcast ("factors"). "code" is the released form: there both positions of the switch for layer importance
         score sum (n_i / n) B_i A_i, and lambda reaches the next round only.
@@ -80,9 +73,9 @@ def livar(
     """
     has_lora, has_head = components != "head", components != "lora"
     values = None if table == "online" else table_of(table)
-    by_layer = from_validation_set() if values is None else from_importance(importance, accumulate, values)
+    by_layer = from_validation_set() if values is None else from_importance(values)
     coefficients = by_layer if has_lora and layers == "importance" else from_examples()
-    is_svd, is_override = has_lora and next == "svd", has_lora and evaluate != "factors"
+    is_override = has_lora and evaluate != "factors"
 
     def init(params: Tensor, layout: Layout) -> State:
         coefficients.check(layout)
@@ -98,21 +91,16 @@ def livar(
         return {**weights, **factors, **(head_weights(server, variance) if has_head else {})}
 
     @one_thread()
-    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        return (refactored(update, server) if bool(server.is_active.any()) else update), state
-
-    @one_thread()
     def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if not bool(server.is_active.any()):
             return {}
-        layers = scored_update(server, by_examples=evaluate == "code", is_refactored=is_svd)
+        layers = scored_update(server, by_examples=evaluate == "code")
         return {leaf.name: factor.float() for pair, b, a in layers for leaf, factor in ((pair.a, a), (pair.b, b))}
 
     claims = {"weights:*.lora_[AB].*"} if has_lora else set()
     claims |= {"weights:@head.*"} if has_head else set()
-    claims |= {"merge"} if is_svd or is_override else set()
     # What is scored is made from the clients' factors: a server optimizer would go unseen.
-    claims |= {"server-optimizer"} if is_override else set()
+    claims |= {"merge", "server-optimizer"} if is_override else set()
     needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
     needs |= {"classes", "features", "linear-head"} if has_head else set()
     return Method(
@@ -121,7 +109,6 @@ def livar(
         grads=coefficients.grads,
         report=report,
         weigh=weigh,
-        server_update=server_update if is_svd else None,
         evaluation_override=evaluation_override if is_override else None,
         claims=frozenset(claims),
         needs=coefficients.needs | needs,

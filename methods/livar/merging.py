@@ -82,16 +82,9 @@ def merged_update(server: ServerView, *, by_examples: bool = False) -> Iterator[
         yield pair, *stacked(weights, a, b)
 
 
-def scored_update(
-    server: ServerView, *, by_examples: bool, is_refactored: bool
-) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
-    """As `merged_update`, once the round has ended. is_refactored: the adapters are not the clients' weighted sums.
-
-    Raises:
-      MethodError: another method moved the adapters.
-    """
-    if not is_refactored:
-        refuse_other_steps(server)
+def scored_update(server: ServerView, *, by_examples: bool) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
+    """As `merged_update`, once the round has ended. Raises MethodError: another method moved the adapters."""
+    refuse_other_steps(server)
     return merged_update(server, by_examples=by_examples)
 
 
@@ -110,17 +103,6 @@ def refuse_other_steps(server: ServerView) -> None:
             if not torch.allclose(views[leaf.name], mean.view_as(views[leaf.name]), rtol=1e-3, atol=1e-5):
                 what = f"another method moved {leaf.name} at the server, which the scored products of eq. 3 do not see"
                 raise MethodError(what, "livar", "drop it, or set evaluate: factors")
-
-
-def refactored(update: Tensor, server: ServerView) -> Tensor:
-    """The update [num_params] after which A and B are the best approximation of the merged update of their layer."""
-    update = update.clone()
-    old, views = server.layout.views(server.start), server.layout.views(update)
-    for pair, left, right in merged_update(server):
-        a, b = truncated(left, right, pair.a.shape[0])
-        views[pair.a.name].copy_(a - old[pair.a.name])
-        views[pair.b.name].copy_(b - old[pair.b.name])
-    return update
 
 
 def stacked(weights: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ from tests.support.method_cases import ATTACKS
 from tests.twins import attacks as twins
 from tests.twins.federation import assert_close
 
-#: Attackers of the rounds below, both of the cohort.
-BAD = [0, 8]
+#: Share of the attackers in the rounds below, and those of them that are in the cohort.
+SHARE, BAD = 0.25, [5, 8]
 STEADY = {
     "partition": {"scheme": "iid", "num_clients": 6},
     "cohort": {"size": 6},
@@ -52,7 +52,7 @@ def plain(root):
 
 
 def attacked(root, name, **options):
-    return Outcome(root, [{name: {"clients": BAD, **options}}])
+    return Outcome(root, [{name: {"share": SHARE, **options}}])
 
 
 # --- who attacks --------------------------------------------------------------------------------------------------------
@@ -73,10 +73,10 @@ def test_the_share_of_attackers_is_exact(share):
     assert int(late.sum()) == 200 * share
 
 
-def test_named_clients_attack_and_nobody_else(root, plain):
+def test_drawn_clients_attack_and_nobody_else(root, plain):
     found = attacked(root, "sign_flip")
     changed = [client for client in plain.sent if not torch.equal(found.sent[client], plain.sent[client])]
-    assert changed == [0, 8]
+    assert changed == BAD
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "label_flip", "alie"])
@@ -125,11 +125,6 @@ def _options_alone(value):
         ("alie", {}, lambda honest: twins.alie(honest, 2)),
         ("alie", {"z": 1.5}, lambda honest: twins.alie(honest, 2, 1.5)),
         ("ipm", {"scale": 0.3}, lambda honest: twins.ipm(honest, 0.3)),
-        (
-            "min_sum",
-            {"as_in": "release"},
-            lambda honest: twins.largest_hidden(honest, "min_sum", "std", min)[0],
-        ),
         *(
             (kind, {"direction": p}, lambda honest, kind=kind, p=p: twins.largest_hidden(honest, kind, p)[0])
             for kind in ("min_max", "min_sum")
@@ -170,7 +165,7 @@ def test_values_against_the_trimmed_mean_lie_beyond_the_honest_ones(root, plain)
     ids=_options_alone,
 )
 def test_nobody_knows_what_stays_at_the_clients(root, name, options, wanted):
-    found = Outcome(root, [{"personal": {"layers": ["fc1"]}}, {name: {"clients": BAD, **options}}])
+    found = Outcome(root, [{"personal": {"layers": ["fc1"]}}, {name: {"share": SHARE, **options}}])
     layout = found.server.layout
     is_sent = layout.zero_personal_(torch.ones(layout.num_params)).bool()
     assert 0 < int(is_sent.sum()) < len(is_sent)
@@ -260,7 +255,7 @@ def test_fedvg_scores_what_attackers_send(root):
 
 
 def test_krum_takes_what_was_made_for_it(root):
-    plan = plan_of(root, [{"fang": {"against": "krum", "clients": BAD}}, {"krum": {"attackers": 2}}])
+    plan = plan_of(root, [{"fang": {"against": "krum", "share": SHARE}}, {"krum": {"attackers": 2}}])
     server = server_on(plan, root)
     before, size = server.params.clone(), server.layout.num_params
     server.run_round(0)
@@ -269,7 +264,7 @@ def test_krum_takes_what_was_made_for_it(root):
 
 
 def test_what_attackers_send_is_compressed_behind_them(root, plain):
-    found = Outcome(root, [{"sign_flip": {"clients": BAD}}, {"top_k": {"share": 0.1}}])
+    found = Outcome(root, [{"sign_flip": {"share": SHARE}}, {"top_k": {"share": 0.1}}])
     for client, update in found.sent.items():
         is_sent = update != 0
         assert int(is_sent.sum()) == round(0.1 * len(update))
@@ -284,8 +279,6 @@ def test_what_attackers_send_is_compressed_behind_them(root, plain):
     ("name", "options", "words"),
     [
         ("sign_flip", {"share": 1.2}, r"share must be in \[0, 1\], got 1.2"),
-        ("sign_flip", {"clients": []}, "clients must be ids of clients, from 0 on"),
-        ("sign_flip", {"clients": [3, -1]}, "clients must be ids of clients, from 0 on"),
         ("sign_flip", {"from_round": -1}, "from_round must be >= 0, got -1"),
         ("sign_flip", {"scale": 0.0}, "scale must be > 0, got 0"),
         ("gaussian", {"sigma": 0.0}, "sigma must be > 0, got 0"),
@@ -300,22 +293,14 @@ def test_options_outside_of_their_range(name, options, words):
         METHODS[name](**options)
 
 
-def test_a_share_beside_named_clients_is_refused(root):
-    with pytest.raises(ConfigError, match="has no effect with clients"):
-        plan_of(root, [{"sign_flip": {"clients": [1], "share": 0.3}}])
-
-
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_has_no_option_that_hangs_on_another_but_its_share(name):
-    waits = [option.name for option in options_of(METHODS[name]) if "counts with" in option.meaning]
-    assert waits == ["share"]
+def test_an_attack_has_no_option_that_hangs_on_another(name):
+    assert not [option.name for option in options_of(METHODS[name]) if "counts with" in option.meaning]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("sign_flip", {"clients": [0, 99]}, "client 99 is none of the 12 clients"),
-        ("alie", {"clients": [99]}, "client 99 is none of the 12 clients"),
         ("label_flip", {"target": 10, "share": 1.0}, "target 10 is none of the 10 classes"),
         (
             "backdoor",
@@ -338,7 +323,7 @@ def test_a_backdoor_needs_test_rows(root):
 
 
 def test_what_an_attacker_sends_behind_a_compressor_is_whole(root):
-    attack = {"gaussian": {"clients": [0, 1, 2]}}
+    attack = {"gaussian": {"share": 0.5}}
     groups = {"partition": {"num_clients": 6, "alpha": 10.0}, "cohort": {"size": 6}, "rounds": 1}
     few, whole, some = (
         server_on(plan_of(root, methods, **groups), root).run_round(0).metrics["comm/up_mb"]
@@ -349,18 +334,9 @@ def test_what_an_attacker_sends_behind_a_compressor_is_whole(root):
 
 def test_alie_says_its_z_and_warns_where_it_is_an_honest_mean(root):
     groups = {"partition": {"num_clients": 10, "alpha": 10.0}, "cohort": {"size": 10}, "rounds": 1}
-    few, many = ({"alie": {"clients": ids}} for ids in ([0], [0, 1, 2, 3]))
+    few, many = ({"alie": {"share": share}} for share in (0.1, 0.4))
     with pytest.warns(UserWarning, match="alie sends the honest mean, since its z is 0"):
         assert server_on(plan_of(root, [few], **groups), root).run_round(0).metrics["attack/z"] == 0
     metrics = server_on(plan_of(root, [many], **groups), root).run_round(0).metrics
     assert (metrics["attack/z"], metrics["attack/attackers"]) == (pytest.approx(largest_z(6, 4)), 4)
     assert metrics["attack/z"] > 0
-
-
-def test_min_sum_as_released_stays_within_the_lowest_of_the_sums():
-    honest = torch.randn(6, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    mean, p = honest.mean(0), -honest.std(0, correction=0)
-    gamma = largest_gamma(gram_of(*honest, mean, p), "smallest_sum")
-    sums = (honest[:, None] - honest).square().sum((1, 2))
-    assert float((mean + gamma * p - honest).square().sum()) == pytest.approx(float(sums.min()))
-    assert gamma < largest_gamma(gram_of(*honest, mean, p), "sum")

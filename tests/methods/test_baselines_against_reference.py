@@ -30,7 +30,6 @@ CASES = {
     ),
     "elastic": (NaiveElastic, {"tau": 0.4}, MOMENTUM),
     "elastic-all": (NaiveElastic, {"ratio": 1.0}, MOMENTUM),
-    "elastic-tensor": (NaiveElastic, {"form": "tensor"}, MOMENTUM),
     "elastic-fl-bench": (NaiveElastic, {"form": "fl-bench"}, NO_DECAY),
     "fedadam": (NaiveFedOpt, {"kind": "adam", "server_lr": 0.01, "beta1": 0.9}, MOMENTUM),
     "fedadam-corrected": (

@@ -18,11 +18,7 @@ from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
 LAYOUT = layout_of(torch.nn.Linear(2, 1), head="none")  # weight of 2, bias of 1
-FORMS = {
-    "element": {},
-    "tensor": {"granularity": "tensor"},
-    "clients": {"granularity": "tensor", "reference": "clients"},
-}
+FORMS = {"element": {}, "clients": {"as_in": "fl-bench"}}
 
 
 def server_with(omegas, shares):
@@ -48,7 +44,6 @@ def factors(form, omegas, shares, tau=0.5):
 
 def test_by_hand():
     assert factors("element", [[1, 2, 0], [3, 6, 4]], [1, 1]).tolist() == [1.0, 0.5, 1.0]  # Omega = 2, 4, 2
-    assert factors("tensor", [[1, 2], [3, 6]], [1, 1]).tolist() == [1.0, 1.0, 0.5]  # Omega = 2, 4
     assert factors("clients", [[1, 3], [3, 6]], [1, 1]).tolist() == [pytest.approx(1.5 - 2 / 3)] * 2 + [0.75]
 
 
@@ -66,7 +61,6 @@ def test_weights_that_do_not_sum_to_one_average_the_sensitivities_all_the_same(f
 @pytest.mark.parametrize("tau", [0.5, 1.0])
 def test_equal_sensitivities_give_tau_in_both_readings_of_the_maximum(tau):
     assert factors("element", [[0.3] * 3] * 4, [1, 2, 3, 2], tau).tolist() == [tau] * 3
-    assert factors("tensor", [[0.3] * 2] * 4, [1, 2, 3, 2], tau).tolist() == [tau] * 3
     # equal across clients is enough where the maximum is over clients
     assert factors("clients", [[0.3, 0.7]] * 4, [1, 2, 3, 2], tau).tolist() == [pytest.approx(tau, abs=1e-15)] * 3
 
@@ -86,7 +80,7 @@ def test_zeta_lies_between_tau_and_1_plus_tau(omegas, tau, data):
 
 
 def test_zeta_of_a_run_stays_in_its_range_and_is_logged(root):
-    for options in (*FORMS.values(), {"as_in": "fl-bench"}):
+    for options in FORMS.values():
         plan = plan_of(root, [{"elastic": options}, "fednova"], model={"norm": "batch"})
         record = server_on(plan, root).run_round(0)
         zeta = record.arrays["elastic.zeta"]
@@ -114,7 +108,7 @@ def test_where_nobody_moved_the_model_stays(form, root):
 
 
 def test_no_sensitivity_at_all_is_no_division_by_zero():
-    for form, width in (("element", 3), ("tensor", 2), ("clients", 2)):
+    for form, width in (("element", 3), ("clients", 2)):
         assert factors(form, [[0.0] * width] * 2, [1, 1]).tolist() == [1.5] * 3
     assert elasticity(torch.zeros(2), torch.zeros(()), 0.5).tolist() == [1.5, 1.5]
 
@@ -159,16 +153,16 @@ def test_sensitivity_is_that_of_the_outputs_or_of_the_loss():
     client.model = SimpleNamespace(
         criterion=cross_entropy, gradient=lambda loss, point, batch: asked.append(loss) or torch.ones_like(point)
     )
-    for options in ({}, {"signal": "loss"}, {"as_in": "fl-bench"}):
+    for options in FORMS.values():
         elastic(sample_ratio=0.5, **options).report(client)
-    assert asked == [output_norm, cross_entropy, cross_entropy]
+    assert asked == [output_norm, cross_entropy]
 
 
 def test_sensitivity_is_taken_at_the_broadcast_point(root):
     """Not where training ended: a round without learning rate reports the same."""
     omegas = []
     for lr in (0.1, 1e-30):
-        plan = plan_of(root, [{"elastic": {"granularity": "tensor"}}], local={"lr": lr}, model={"norm": "batch"})
+        plan = plan_of(root, [{"elastic": {"as_in": "fl-bench"}}], local={"lr": lr}, model={"norm": "batch"})
         omegas.append(server_on(plan, root).run_round(0).arrays["elastic.zeta"])
     assert (omegas[0] == omegas[1]).all()
 
@@ -180,7 +174,7 @@ def test_weights_that_are_no_average_of_clients_are_refused():
         elastic().server_update(torch.ones(3), {}, server)
     server.weights["weight"] = torch.full((2, 1), 0.5, dtype=torch.float64)
     with pytest.raises(MethodError, match="one per row"):
-        elastic(granularity="tensor").server_update(torch.ones(3), {}, server)
+        elastic(as_in="fl-bench").server_update(torch.ones(3), {}, server)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +183,6 @@ def test_weights_that_are_no_average_of_clients_are_refused():
         ({"tau": -1}, "tau must be >= 0"),
         ({"mu": 1.0}, "mu must be in"),
         ({"sample_ratio": 0.0}, "sample_ratio must be in"),
-        ({"as_in": "fl-bench", "signal": "loss"}, "sets granularity"),
-        ({"reference": "clients"}, "needs granularity 'tensor'"),
     ],
 )
 def test_options_are_checked(options, words):

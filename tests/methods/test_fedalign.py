@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import nn
 
 from methods.fedalign import block_of, check_slim, fedalign, slim, slim_pass, spectral_norms
 from raysim.base.errors import ConfigError, MethodError
-from raysim.core.layout import layout_of
 from tests.support.federations import lora_plan, plan_of, run
 
 
@@ -58,28 +56,6 @@ def test_a_slim_pass_uses_the_first_channels_and_keeps_no_statistics():
     assert torch.allclose(slim_pass(block, x, 0.5), small(x))
     assert all(torch.equal(value, before[name]) for name, value in block.state_dict().items())
     assert (slim(8, 0.25), slim(2, 0.1), slim(6, 0.25)) == (2, 1, 2)
-
-
-def test_released_widths_are_multiples_of_8():
-    sizes = (4, 8, 16, 24, 32, 48, 56, 64, 128, 512)
-    assert [slim(size, 0.25, "release") for size in sizes] == [1, 8, 8, 8, 8, 16, 16, 16, 32, 128]
-    assert all(slim(size, 0.25, "release") == slim(size, 0.25) for size in range(32, 513, 32))
-    block = nn.Sequential(nn.Conv2d(16, 24, 3, padding=1), nn.BatchNorm2d(24)).double()
-    x = draw(6, 16, 5, 5)
-    small = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)).double()
-    small[0].load_state_dict({"weight": block[0].weight[:8, :8], "bias": block[0].bias[:8]})
-    assert torch.allclose(slim_pass(block, x[:, :8], 0.25, "release"), small(x[:, :8]))
-
-
-def test_a_release_that_rounds_nothing_otherwise_is_warned_of():
-    wide, narrow = (
-        layout_of(nn.Sequential(nn.Linear(4, n), nn.Linear(n, n), nn.Linear(n, 2)), head="2") for n in (32, 12)
-    )
-    with pytest.warns(UserWarning, match="as_in release changes no width in block '1'"):
-        fedalign(as_in="release").init(torch.zeros(1), wide)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fedalign(as_in="release").init(torch.zeros(1), narrow)
 
 
 def test_only_the_first_channels_of_the_block_learn_from_the_term():

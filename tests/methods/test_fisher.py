@@ -32,9 +32,8 @@ def naive_fisher(model, x, y, kind):
         p = model(image[None]).softmax(1)[0].detach()
         for c in range(len(p)) if kind == "exact" else [int(label)]:
             grads = torch.autograd.grad(F.log_softmax(model(image[None]), 1)[0, c], list(values.values()))
-            weight = 1.0 if kind == "empirical" else float(p[c])
             for name, grad in zip(values, grads, strict=True):
-                total[name] += weight * grad.double() ** 2
+                total[name] += float(p[c]) * grad.double() ** 2
     return total
 
 
@@ -44,7 +43,7 @@ def client_of(module, head, images, labels, batch=4):
     return SimpleNamespace(layout=model.layout, params=model.params, model=model, batches=lambda: batches)
 
 
-@pytest.mark.parametrize("kind", ["exact", "empirical", "weighted"])
+@pytest.mark.parametrize("kind", ["exact", "weighted"])
 def test_fishers_equal_a_loop_over_examples_with_batch_norm_in_eval_mode(kind):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
@@ -54,21 +53,22 @@ def test_fishers_equal_a_loop_over_examples_with_batch_norm_in_eval_mode(kind):
     module.train()
     client = client_of(module, "4", images, labels)
     before = client.model.state.clone()
-    total, count = fisher_sum(client, kind)
+    is_exact = kind == "exact"
+    total, count = fisher_sum(client, is_exact=is_exact)
     assert count == 7
     for name, value in client.layout.views(total).items():
         assert torch.allclose(value, want[name], rtol=1e-5, atol=1e-10), name
     assert torch.equal(client.model.state, before)
     assert module.training
-    some, count = fisher_sum(client, kind, 5)
+    some, count = fisher_sum(client, is_exact=is_exact, num_examples=5)
     assert count == 5
-    assert torch.allclose(some, fisher_sum(client_of(module, "4", images[:5], labels[:5]), kind)[0])
+    assert torch.allclose(some, fisher_sum(client_of(module, "4", images[:5], labels[:5]), is_exact=is_exact)[0])
 
 
 def test_a_model_larger_than_the_limit_goes_example_by_example_to_the_same_sum(monkeypatch):
     torch.manual_seed(0)
     client = client_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), "1", torch.randn(7, 1, 2, 2), torch.arange(7) % 3)
-    sizes, together = [], fisher_sum(client, "empirical")[0]
+    sizes, together = [], fisher_sum(client, is_exact=False)[0]
     monkeypatch.setattr(MODULE, "GRADIENT_ENTRIES", 14)  # below the model's 15
 
     def counted(*given):
@@ -76,9 +76,9 @@ def test_a_model_larger_than_the_limit_goes_example_by_example_to_the_same_sum(m
         return lambda images, labels: sizes.append(len(labels)) or gradients(images, labels)
 
     monkeypatch.setattr(MODULE, "per_example_gradients", counted)
-    assert torch.allclose(fisher_sum(client, "empirical")[0], together, rtol=1e-6)
+    assert torch.allclose(fisher_sum(client, is_exact=False)[0], together, rtol=1e-6)
     monkeypatch.setattr(MODULE, "GRADIENT_ENTRIES", 45)
-    fisher_sum(client, "empirical")
+    fisher_sum(client, is_exact=False)
     assert sizes == [1] * 7 + [3, 1, 3]
 
 
@@ -88,14 +88,14 @@ def test_logistic_regression_has_the_closed_form():
     images, labels = torch.randn(6, 1, 1, 3), torch.zeros(6, dtype=torch.int64)
     p = module(images).softmax(1)[:, 1].detach().double()
     want = (images[:, 0, 0].double().square() * (p * (1 - p))[:, None]).sum(0)
-    total, _ = fisher_sum(client_of(module, "1", images, labels), "exact")
+    total, _ = fisher_sum(client_of(module, "1", images, labels), is_exact=True)
     assert torch.allclose(total.view(2, 3), want.expand(2, 3), rtol=1e-5)
 
 
 LAYOUT = layout_of(nn.Sequential(nn.Linear(2, 2, bias=False)), head="0")
 
 
-def merged(fishers, updates, weights=None, normalise=False):
+def merged(fishers, updates, weights=None):
     """The server's step for these Fishers; totals are plain sums."""
     count = len(fishers)
     vectors = {"fisher": fishers, "product": fishers * updates}
@@ -106,7 +106,7 @@ def merged(fishers, updates, weights=None, normalise=False):
         report={"norm": fishers.norm(dim=1)},
         total=lambda name, w: (w["0.weight"][:, None] * vectors[name]).sum(0),
     )
-    update, _ = fisher(normalise=normalise).server_update(torch.full((4,), 9.0), {}, server)
+    update, _ = fisher().server_update(torch.full((4,), 9.0), {}, server)
     return update.double()
 
 
@@ -121,21 +121,18 @@ def test_equal_fishers_give_the_weighted_mean():
     assert torch.allclose(merged(fishers[:1].expand(3, -1), updates, weights), weights @ updates, atol=1e-6)
 
 
-def test_a_common_factor_changes_nothing_and_each_clients_own_none_if_normalised():
+def test_a_factor_of_each_client_changes_nothing():
     fishers, updates = some()
-    want = merged(fishers, updates)
-    assert torch.allclose(merged(1e3 * fishers, updates), want, atol=1e-6)
     own = torch.tensor([1.0, 1e-4, 30.0], dtype=torch.float64)[:, None]
-    assert not torch.allclose(merged(own * fishers, updates), want, atol=1e-2)
-    want = merged(fishers, updates, normalise=True)
-    assert torch.allclose(merged(own * fishers, updates, normalise=True), want, atol=1e-6)
+    assert torch.allclose(merged(own * fishers, updates), merged(fishers, updates), atol=1e-6)
 
 
 def test_the_merge_is_stationary_and_its_weights_sum_to_one():
     fishers, updates = some()
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     result = merged(fishers, updates, weights)
-    gradient = (weights[:, None] * fishers * (result - updates)).sum(0)
+    unit = fishers / fishers.norm(dim=1, keepdim=True)
+    gradient = (weights[:, None] * unit * (result - updates)).sum(0)
     assert gradient.abs().max() < 1e-6
     assert torch.allclose(merged(fishers, torch.ones_like(updates), weights), torch.ones(4, dtype=torch.float64))
 
@@ -150,8 +147,7 @@ def test_one_client_is_that_client_and_none_leaves_all():
     ("name", "norm", "options"),
     [
         ("exact", "none", {"num_examples": 6}),
-        ("empirical", "batch", {"kind": "empirical", "num_examples": 9}),
-        ("not-normalised", "none", {"kind": "empirical", "num_examples": 9, "normalise": False}),
+        ("exact", "batch", {"num_examples": 9}),
         ("fed-mammoth", "batch", {"as_in": "fed-mammoth"}),
     ],
 )
@@ -166,15 +162,12 @@ def test_a_round_matches_the_formula_on_naive_clients(name, norm, options, root)
         model, _ = naive.local(client, 0)
         rows = naive.pass_rows(client)
         count = min(len(rows), options.get("num_examples", len(rows)))
-        kind = "weighted" if name == "fed-mammoth" else options.get("kind", "exact")
-        found = naive_fisher(model, *naive.batch(rows[:count]), kind)
+        found = naive_fisher(model, *naive.batch(rows[:count]), "weighted" if name == "fed-mammoth" else "exact")
         if name == "fed-mammoth":
             found, scale = {n: f + 1e-12 for n, f in found.items()}, 1.0
         else:
             found = {n: (f / count).clamp_min(1e-6) for n, f in found.items()}
-            scale = len(rows) / sum(sizes)
-            if options.get("normalise", True):
-                scale /= float(torch.cat([f.flatten() for f in found.values()]).norm())
+            scale = len(rows) / sum(sizes) / float(torch.cat([f.flatten() for f in found.values()]).norm())
         for n, p in model.named_parameters():
             above[n] = above.get(n, 0) + scale * found[n] * p.detach().double()
             below[n] = below.get(n, 0) + scale * found[n]
@@ -183,7 +176,7 @@ def test_a_round_matches_the_formula_on_naive_clients(name, norm, options, root)
         assert torch.allclose(views[n].double(), above[n] / below[n], atol=2e-6), n
 
 
-@pytest.mark.parametrize("kind", ["exact", "empirical"])
+@pytest.mark.parametrize("kind", ["exact", "weighted"])
 def test_gradients_that_share_memory_are_squared_once(kind):
     """Of timm's ViT the gradient of the class token is a view of that of the position embedding."""
     torch.manual_seed(0)
@@ -192,7 +185,7 @@ def test_gradients_that_share_memory_are_squared_once(kind):
     images, labels = torch.randn(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1])
     want = naive_fisher(module, images, labels, kind)
     client = client_of(module, "head", images, labels)
-    for name, value in client.layout.views(fisher_sum(client, kind)[0]).items():
+    for name, value in client.layout.views(fisher_sum(client, is_exact=kind == "exact")[0]).items():
         assert torch.allclose(value, want[name], rtol=1e-3, atol=1e-9), name
 
 
@@ -204,7 +197,7 @@ def test_factors_of_other_methods_would_cancel(methods, root):
 
 
 def test_attention_and_adapters_have_fishers(root):
-    plan = lora_plan(root, [{"fisher": {"kind": "empirical"}}, "tests.support.toys:spy"], cohort={"size": 2}, data=FEW)
+    plan = lora_plan(root, ["fisher", "tests.support.toys:spy"], cohort={"size": 2}, data=FEW)
     server = server_on(plan, root)
     start = server.params.clone()
     record = server.run_round(0)
@@ -218,7 +211,7 @@ def test_composition(root):
     for methods, words in (
         (["fedavgm", "fisher"], "fisher after fedavgm would discard"),
         (["regmean", "fisher"], "regmean and fisher both decide merge"),
-        ([{"fisher": {"floor": 0}}], "floor must be > 0"),
+        ([{"fisher": {"num_examples": 0}}], "num_examples must be >= 1"),
     ):
         with pytest.raises(ConfigError, match=words):
             plan_of(root, methods)

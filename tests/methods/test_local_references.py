@@ -43,8 +43,7 @@ CASES = {
     "fedalign-convolution": lambda p: naive.FedAlign(p, mu=0.45, width=0.5, block="conv2"),
     "fedsol": lambda p: naive.FedSol(p, rho=0.3),
     "fedsol-adaptive": lambda p: naive.FedSol(p, rho=0.3, form="adaptive"),
-    "fedrs": lambda p: naive.FedRs(p, alpha=0.3, form="binary"),
-    "fedrs-continuous": lambda p: naive.FedRs(p, alpha=0.3, form="continuous"),
+    "fedrs": lambda p: naive.FedRs(p, alpha=0.3),
     "fedlc": lambda p: naive.FedLc(p, tau=0.5, form="usable"),
     "fedlc-literal": lambda p: naive.FedLc(p, tau=0.01, form="literal"),
     "fedacg": lambda p: naive.FedAcg(p, lam=0.6, beta=0.1),
@@ -52,7 +51,7 @@ CASES = {
     "fa": fa_twin,
     "dfa": naive.Dfa,
     "flfa-by-default": naive.Flfa,
-    "flfa-row-2": lambda p: naive.Flfa(p, candidates=naive.LAYERS[1:], num_layers=2, strategy="lowest", scale="row"),
+    "flfa-2": lambda p: naive.Flfa(p, candidates=naive.LAYERS[1:], num_layers=2, strategy="lowest"),
     "flfa-unscaled": lambda p: naive.Flfa(p, candidates=naive.LAYERS[1:3], strategy="highest", scale="none"),
     "flfa-random": flfa_star_twin,
 }

@@ -14,6 +14,10 @@ from tests.methods.test_attack import STEADY, attacked
 from tests.support.federations import plan_of, server_on
 from tests.twins.federation import Naive, assert_close
 
+#: Three clients, and the one that attacks with a share of a third.
+CROWD = Crowd(3, 0)
+BAD = int(CROWD.drawn(1 / 3))
+
 
 class NaiveFlip(Naive):
     """A client whose labels are the others'."""
@@ -35,15 +39,15 @@ def test_a_flipped_client_trains_on_flipped_labels(root):
 
 def test_every_methods_loss_sees_the_poisoned_batch():
     seen = []
-    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0), class_counts=torch.zeros(5))
+    client = SimpleNamespace(id=BAD, round_index=0, crowd=CROWD, class_counts=torch.zeros(5))
     batch = Batch(torch.zeros(5, 1, 6, 6), torch.tensor([0, 1, 3, 2, 4]))
 
     def inner(params, batch):
         seen.append(batch)
         return params
 
-    patched = backdoor(clients=[1], target=2, poison=0.45)
-    for method in (label_flip(clients=[1]), label_flip(clients=[1], target=3), patched):
+    patched = backdoor(share=1 / 3, target=2, poison=0.45)
+    for method in (label_flip(share=1 / 3), label_flip(share=1 / 3, target=3), patched):
         method.grads(inner, client)(torch.zeros(2), batch)
     assert [found.targets.tolist() for found in seen] == [[4, 3, 1, 2, 0], [3] * 5, [2, 2, 2, 2, 4]]
     images = seen[2].inputs
@@ -51,14 +55,14 @@ def test_every_methods_loss_sees_the_poisoned_batch():
     assert (images[:3, :, 3:, 3:] == 1).all()
     assert images[3:].sum() == 0
     assert batch.inputs.sum() == 0  # the rows of the set are as they were
-    client.id = 0
-    assert label_flip(clients=[1]).grads(inner, client) is inner
+    client.id = (BAD + 1) % 3
+    assert label_flip(share=1 / 3).grads(inner, client) is inner
 
 
 def test_a_boosted_backdoor_multiplies_the_update():
-    hook = backdoor(clients=[1], scale=4.0).outgoing
+    hook = backdoor(share=1 / 3, scale=4.0).outgoing
     leaves = [SimpleNamespace(size=2, is_buffer=False), SimpleNamespace(size=5, is_buffer=True)]
-    client = SimpleNamespace(id=1, round_index=0, crowd=Crowd(3, 0), layout=SimpleNamespace(shared=leaves))
+    client = SimpleNamespace(id=BAD, round_index=0, crowd=CROWD, layout=SimpleNamespace(shared=leaves))
     sent = hook(Update(torch.ones(2), 1), client)
     assert (sent.values.tolist(), sent.num_bytes) == ([4, 4], 8)
 

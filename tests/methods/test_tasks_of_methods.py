@@ -25,7 +25,7 @@ FURTHER = {
     "flfa-direct": {"flfa": {"feedback": "direct"}},
     "flfa-random": {"flfa": {"feedback": "random", "num_layers": 2}},
     "elastic-released": {"elastic": {"as_in": "fl-bench"}},
-    "moon-global": {"moon": {"first": "global"}},
+    "moon-random": {"moon": {"first": "random"}},
     "personal-all": {"personal": {"layers": "all"}},
     "diagnostics-costly": {"diagnostics": {"measures": ["gradient", "weights", "premise", "layer_drift"]}},
 }

@@ -248,7 +248,6 @@ NETWORKS["dp"] = {"model": {**NORMED["model"], "norm": "group"}}
 #: Rules that need more clients than the tiny run has.
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
 FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
-#: Two honest clients have equal sums of distances, and `min_sum` has one bound in both forms.
 FEDERATIONS |= {name: {"partition": {**SKEWED, "num_clients": 6}, "cohort": {"size": 5}} for name in ATTACKS}
 
 #: Settings of methods that take long at their defaults, or do nothing in so small a run.
@@ -267,17 +266,13 @@ VALUES = {
     ("dfa", "blocks"): [["conv2"]],
     ("fedalign", "block"): ["conv2"],
     ("fedalign", "width"): [0.5],
-    ("fedrs", "count_as_missing"): [500],
     ("fedvg", "eps"): [1.0],
     ("fedvg_loss", "eps"): [1.0],
     ("flfa", "strategy"): ["highest"],
     ("fisher", "num_examples"): [3],
-    ("fedsol", "floor"): [10.0],
-    ("fedlc", "min_count"): [50.0],
     ("diagnostics", "every"): [3],
     ("qsgd", "bucket"): [16],
     ("dp", "noise_cohort_size"): [4],
-    **{(name, "clients"): [[0, 1]] for name in ATTACKS},
     **{(name, "share"): [0.5] for name in ATTACKS},
     **{(name, "from_round"): [1] for name in ATTACKS},
     ("livar", "table"): ["paper", "online"],
@@ -296,7 +291,6 @@ VALUES = {
 UNSEEN: dict[tuple[str, str, str], str] = {
     ("flfa", "feedback", "strategy"): "the highest agreement is the first layer's here, where no feedback counts",
     ("flfa", "scale", "strategy"): "the same",
-    ("fedalign", "as_in", "block"): "the same channels in so small a block, which is warned of when the run starts",
     ("livar", "evaluate", "layers"): "lambda is n_i / sum n with examples: the released form names both",
 }
 
@@ -319,20 +313,18 @@ def values_of(make: object, name: str, annotation: object, default: object) -> l
 
 @cache
 def probes_of(method: str) -> tuple[tuple[str, str], ...]:
-    """(option, value as JSON) of a method; 0 where a strength may be 0, since much hangs on it."""
+    """(option, value as JSON) of a method."""
     fields = options_model(METHODS[method]).model_fields
     found = [
         (name, value)
         for name, field in fields.items()
         for value in values_of(method, name, field.annotation, field.default)
     ]
-    zeros = ("mu", "lam", "beta", "tau", "rho", "strength")
-    found += [(name, 0.0) for name in zeros if name in fields and fields[name].default != 0]
     return tuple((name, json.dumps(value)) for name, value in found)
 
 
 def choices_of(method: str) -> list[tuple[str, str]]:
-    """Of each option that is no number the values that a condition of another option names, and one that none names; and 0."""
+    """Of each option that is no number the values that a condition of another option names, and one that none names."""
     fields = options_model(METHODS[method]).model_fields.values()
     conditions = " or ".join(part.condition for field in fields for part in field.metadata if isinstance(part, Counts))
     words = conditions.replace(",", " ").split()
@@ -340,8 +332,8 @@ def choices_of(method: str) -> list[tuple[str, str]]:
     taken = set()
     for name, value in probes_of(method):
         if value[0].isdigit():
-            choices += [(name, value)] if value == "0.0" else []
-        elif str(json.loads(value)) in words or name not in taken:
+            continue
+        if str(json.loads(value)) in words or name not in taken:
             choices.append((name, value))
             taken |= set() if str(json.loads(value)) in words else {name}
     return choices

@@ -112,7 +112,7 @@ class NaiveElastic(Naive):
     def sensitivity(self, grad):
         if self.form == "element":
             return grad.abs()
-        return grad.norm() if self.form == "tensor" else grad.norm() ** 2
+        return grad.norm() ** 2
 
     def finish(self, client, round_index, model, anchor, steps, lr):
         at_start = copy.deepcopy(self.model).train()

@@ -35,8 +35,8 @@ class NaiveLivar(Naive):
     def __init__(self, plan, **options):
         super().__init__(plan, channels_last=False)
         self.options = {
-            "components": "both", "importance": "abs_of_sum", "accumulate": "run", "table": "released",
-            "variance": "correct", "next": "factors", "evaluate": "merged", "layers": "importance", **options,
+            "components": "both", "table": "released", "variance": "correct", "evaluate": "merged",
+            "layers": "importance", **options,
         }  # fmt: skip
         self.kept = {}
         self.layers = [
@@ -77,12 +77,7 @@ class NaiveLivar(Naive):
             for layer in self.layers:
                 for index, which in enumerate("AB"):
                     g, d = grads[layer, which], before[layer, which] - factors[layer, which].detach().double()
-                    sums[layer][index] += {
-                        "abs_of_sum": abs(float((g * d).sum())),
-                        "signed": float((g * d).sum()),
-                        "sum_of_abs": float((g * d).abs().sum()),
-                        "grad_only": abs(float(g.sum())),
-                    }[self.options["importance"]]
+                    sums[layer][index] += abs(float((g * d).sum()))
         return model, sums
 
     @torch.no_grad()
@@ -129,8 +124,7 @@ class NaiveLivar(Naive):
         trained = [self.train(c, round_index) for c in clients]
         models = [model for model, _ in trained]
         for client, (_, sums) in zip(clients, trained, strict=True):
-            old = self.kept.get(client) if opt["accumulate"] == "run" else None
-            old = old or {layer: [0.0, 0.0] for layer in self.layers}
+            old = self.kept.get(client) or {layer: [0.0, 0.0] for layer in self.layers}
             self.kept[client] = {k: [old[k][0] + sums[k][0], old[k][1] + sums[k][1]] for k in self.layers}
         self.importance = np.array([[self.kept[c][layer] for layer in self.layers] for c in clients])
         self.coefficients = self.table(self.importance, opt["table"])
@@ -187,11 +181,7 @@ class NaiveLivar(Naive):
             a, b = ([self.factor(m, layer, w) for m in models] for w in "AB")
             dense = sum(w * bk.double() @ ak.double() for w, ak, bk in zip(c, a, b, strict=True))
             self.updates[layer] = dense
-            if opt["next"] == "svd":
-                u, s, vt = torch.linalg.svd(dense)
-                new_b, new_a = u[:, :4] * s[:4].sqrt(), s[:4].sqrt()[:, None] * vt[:4]
-            else:
-                new_a, new_b = (sum(w * f for w, f in zip(c, part, strict=True)) for part in (a, b))
+            new_a, new_b = (sum(w * f for w, f in zip(c, part, strict=True)) for part in (a, b))
             for which, value in (("A", new_a), ("B", new_b)):
                 self.model.get_parameter(f"{layer}.lora_{which}.default.weight").data = value.float().contiguous()
             if opt["evaluate"] == "code":

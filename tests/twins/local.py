@@ -189,18 +189,15 @@ class FedSol(NaiveLocal):
 
 
 class FedRs(NaiveLocal):
-    def __init__(self, plan, *, alpha, form):
+    def __init__(self, plan, *, alpha):
         super().__init__(plan)
-        self.alpha, self.form = alpha, form
+        self.alpha = alpha
 
     def loss(self, model, x, y):
         z, _ = features_and_logits(model, x)
         columns = []
         for c, count in enumerate(self.counts):
-            if self.form == "binary":
-                scale = 1.0 if count else self.alpha
-            else:
-                scale = self.alpha + (1 - self.alpha) * count / max(self.counts)
+            scale = 1.0 if count else self.alpha
             columns.append(scale * (z @ model.fc2.weight[c]) + model.fc2.bias[c])
         return F.cross_entropy(torch.stack(columns, 1), y)
 
@@ -278,12 +275,10 @@ class Feedback(NaiveLocal):
         base = self.back_of(name, layer.weight)
 
         def forward(x):
-            axes = tuple(range(1, base.dim()))
             own = layer.weight.detach()
             factor = {
                 "none": lambda: 1.0,
                 "layer": lambda: own.pow(2).sum().sqrt() / base.pow(2).sum().sqrt(),
-                "row": lambda: (own.pow(2).sum(axes, True) / base.pow(2).sum(axes, True)).sqrt(),
             }[self.scale]()
             return stop_gradient_feedback(layer, x, base * factor)
 
