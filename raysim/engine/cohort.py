@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Method, Value
+from raysim.core.method import Value
 from raysim.core.weights import Weights, take
 from raysim.engine.messages import (
     Columns,
@@ -28,7 +28,6 @@ from raysim.engine.messages import (
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
 from raysim.training.aggregate import rounding_constants
-from raysim.training.nonfinite import Origin
 
 #: A sum is made in parts, of whole leaves and at least so many entries: 32 MiB. Of a large model no process and no object
 #: store then holds sums of its size, which take twice the model's bytes and would come from all nodes at once.
@@ -96,27 +95,17 @@ class Cohort:
             is_bad |= ~np.isfinite(peaks).all(axis=1)
         return is_bad
 
-    def first_nonfinite(self, methods: Sequence[Method]) -> tuple[str, str]:
-        """Return (known origin, remedy) of the first client with a non-finite update, in words.
-
-        Args:
-          methods: of the round.
-        """
+    def first_nonfinite(self) -> str:
+        """Return the known origin, and the remedy, of the first client with a non-finite update, in words."""
         reports, row = self.reports, int(np.flatnonzero(self.has_nonfinite_update())[0])
         client = f"client {self.clients[row]}"
         if np.isfinite(reports.peaks["update"][row]).all():
             name = next(name for name, peaks in reports.peaks.items() if not np.isfinite(peaks[row]).all())
-            return (
-                f"the update of {client} is finite, but its report {name} is not",
-                "look at the report of that method",
-            )
-        origin = Origin() if reports.origin is None else Origin(*reports.origin[row].tolist())
-        if origin.part < 0:
+            return f"the update of {client} is finite, but its report {name} is not: look at the report of that method"
+        if reports.origin is None or not reports.origin[row]:
             mend = "lower local.lr; if that does not help, look for a model, loss, augmentation or image that gives NaN"
-            return f"the mean loss of {client} was {reports.train_loss[row]:g}", mend
-        names = [method.name for method in methods if method.loss or method.grads]
-        what, mend = origin.sentence(self._layout, ", ".join(names))
-        return f"the first number of {client} that was not finite was in {what}", mend
+            return f"the mean loss of {client} was {reports.train_loss[row]:g}: {mend}"
+        return f"the first number of {client} that was not finite was in {reports.origin[row]}"
 
     def memories(self) -> Iterator[tuple[int, Handle]]:
         """Return (client, handle of the new memory) of each kept client with memory."""

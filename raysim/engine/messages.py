@@ -128,7 +128,7 @@ class Reports:
       personal: (k, domains, classes) float64, test accuracy of each client's own model by domain and class, or (k, 1, 1)
         on its own test rows; None unless layers are personal.
       sent_bytes: (k,) int64, of the update as it was sent, see `Update`, with its buffers.
-      origin: (k, 3) float64, an `Origin` each: where an update that is not finite comes from; `Origin()` for the others.
+      origin: (k,) texts, where an update that is not finite comes from, see `first_nonfinite`; empty for the others.
     """
 
     client: np.ndarray

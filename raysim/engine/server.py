@@ -208,11 +208,10 @@ class Server:
             bad = cohort.clients[is_bad].tolist()
             named = f"client {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}"
             skip = "" if is_bad.all() else ", or set on_nonfinite to skip to leave such clients out of the round"
-            origin, mend = cohort.first_nonfinite(self.phase_of(round_index)[1].methods)
             raise RaysimError(
                 f"non-finite updates of all {len(bad)} clients" if is_bad.all() else f"non-finite update of {named}",
                 round_name(round_index),
-                f"{origin}: {mend}{skip}",
+                f"{cohort.first_nonfinite()}{skip}",
             )
         cohort.drop(is_bad)
 

@@ -46,7 +46,7 @@ from raysim.training.inputs import Examples, Transform, passes
 from raysim.training.local import train_locally
 from raysim.training.metrics import cell_means, client_means
 from raysim.training.model import BoundModel, seed_global_stream, state_of
-from raysim.training.nonfinite import Origin, first_nonfinite
+from raysim.training.nonfinite import first_nonfinite
 from raysim.training.shift import Shift
 from raysim.training.stacked import Stacker, Trained
 from raysim.training.tasks import CLASSES, Task
@@ -185,11 +185,11 @@ class Trainer:
             personal=self._personal_score(client, trained)[None] if is_scored else None,
         )
         # Last, so that the time of the report and of the memory counts, too.
-        seconds, origin = np.array([time.perf_counter() - began]), Origin()
+        seconds, origin = np.array([time.perf_counter() - began]), ""
         if not np.isfinite(peak).all():
             _, views = _begun(self, current, client, examples, packed)
             origin = first_nonfinite(model, phase.stack, views, partial(_take_steps, self, current, client, examples))
-        return replace(report, seconds=seconds, origin=np.array([origin], np.float64)), kept
+        return replace(report, seconds=seconds, origin=np.array([origin])), kept
 
     def _load(self, current: Round, memory: Mapping[str, State]) -> Tensor:
         """Bring the model to a client's starting point and return it, [num_state], read-only."""
