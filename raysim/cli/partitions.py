@@ -110,6 +110,6 @@ def _write(partition: DrawnPartition, folder: Path) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         files = RunFolder(target)  # named as in a run directory
         write_partition(files, manifest, info)
-        for name, draw in partition_pictures(manifest.class_counts, manifest.validation_counts, info.groups).items():
-            files.picture(name).write_bytes(png(draw())[0])
+        for name, figure in partition_pictures(manifest.class_counts, manifest.validation_counts, info.groups).items():
+            files.picture(name).write_bytes(png(figure)[0])
     return target

@@ -52,31 +52,13 @@ class Board:
         image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=png)
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]), number)
 
-    def hyperparameters_at_start(self, settings: Mapping[str, object], main: str = "accuracy") -> None:
-        """Columns of the hyper-parameter view."""
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+    def hyperparameters(self, settings: Mapping[str, object], number: int, results: Mapping[str, float | None]) -> None:
+        """Settings beside a run's last results, in the hyper-parameter view. number: of the last round."""
         from torch.utils.tensorboard.summary import hparams
 
-        metrics = dict.fromkeys((f"server/{main}", f"hparam/best_{main}", f"hparam/mean_last_10pct_{main}"))
-        experiment, start, _ = hparams(settings, metrics)
-        # The view shows the first few columns, those that "differ" in front: what a sweep varies, and not the alphabet.
-        labels = [name for name in settings if name.startswith("labels.")] or ["methods", "seed"]
-        data = experiment.value[0].metadata.plugin_data
-        content = HParamsPluginData.FromString(data.content)
-        for info in content.experiment.hparam_infos:
-            info.differs = info.name in labels
-        data.content = content.SerializeToString()
-        for summary in (experiment, start):
+        self._write(number, {name: result for name, result in results.items() if result is not None})
+        for summary in hparams(settings, results):
             self._add(summary)
-
-    def hyperparameters_at_end(
-        self, settings: Mapping[str, object], number: int, results: Mapping[str, float | None]
-    ) -> None:
-        """Return a run's last results for the hyperparameter view; None without results."""
-        from torch.utils.tensorboard.summary import hparams
-
-        self._write(number, {f"hparam/{name}": result for name, result in results.items() if result is not None})
-        self._add(hparams(settings, {})[2])
 
     def flush(self) -> None:
         self._writer.flush()

@@ -1,17 +1,9 @@
-"""Pictures of a run: weights and logged arrays by client, partitions, the confusion matrix.
-
-They are drawn between rounds, in their order, for no more than a share of the run's time.
-"""
+"""Pictures of a run: weights and logged arrays by client, partitions, the confusion matrix."""
 
 from __future__ import annotations
 
 import io
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,74 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Share of a run's time that pictures may take, those at its end apart.
-SHARE = 0.03
-
 #: Clients in the picture of a partition: a million take half a minute, and nobody tells them apart.
 MOST_CLIENTS = 2_000
-
-#: Seconds that the first one is thought to take: it imports matplotlib.
-FIRST_S = 1.0
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture to be drawn.
-
-    Attributes:
-      tag: its name in TensorBoard; file: where it lies beside the events as well, if anywhere: it is then never left out.
-    """
-
-    tag: str
-    round_index: int
-    draw: Callable[[], Figure]
-    file: Path | None = None
-
-
-class Album:
-    """Budget of seconds for pictures; due pictures wait until the run has earned the time.
-
-    They are drawn oldest first: TensorBoard drops what it has of a tag when an earlier round of it arrives. In the run's own
-    thread: what little they cost is not worth drawing while the next round or the user's own code runs.
-
-    Args:
-      show: show(picture, what was drawn) puts it where users see it.
-      clock: seconds.
-    """
-
-    def __init__(self, show: Callable[[Picture, Figure], None], *, clock: Callable[[], float] = time.perf_counter):
-        self._show, self._clock = show, clock
-        self._began, self._spent = clock(), 0.0
-        self._cost: dict[str, float] = {}  # tag -> seconds, the last time
-        self._due: deque[Picture] = deque()
-
-    def add(self, pictures: Iterable[Picture]) -> None:
-        """Pictures that are due from now on."""
-        self._due.extend(pictures)
-
-    def draw_affordable(self) -> None:
-        """Draw due pictures within the budget."""
-        while self._due and self._spent + self._expected(self._due[0]) <= SHARE * (self._clock() - self._began):
-            self._draw(self._due.popleft())
-
-    def draw_all(self, first_round: int) -> None:
-        """Draw the pictures from `first_round` on, and pictures with a file, regardless of the budget; drop the
-        rest.
-        """
-        while self._due:
-            picture = self._due.popleft()
-            if picture.round_index >= first_round or picture.file is not None:
-                self._draw(picture)
-
-    def _expected(self, picture: Picture) -> float:
-        return self._cost.get(picture.tag, max(self._cost.values(), default=FIRST_S))
-
-    def _draw(self, picture: Picture) -> None:
-        began = self._clock()
-        self._show(picture, picture.draw())
-        seconds = self._clock() - began
-        self._cost[picture.tag] = seconds
-        self._spent += seconds
 
 
 def png(figure: Figure) -> tuple[bytes, tuple[int, int]]:
@@ -185,17 +111,16 @@ def heat_map(
 
 def partition_pictures(
     class_counts: np.ndarray, validation_counts: np.ndarray | None, classes: Sequence[str]
-) -> dict[str, Callable[[], Figure]]:
-    """Return file name -> drawing function: `partition`, and `validation` with a server validation set (FedVG,
-    figure A.6).
+) -> dict[str, Figure]:
+    """Return file name -> picture: `partition`, and `validation` with a server validation set (FedVG, figure A.6).
 
     Args:
       class_counts: (clients, classes); validation_counts: (classes,).
     """
-    pictures: dict[str, Callable[[], Figure]] = {"partition": partial(class_picture, class_counts, classes)}
+    pictures = {"partition": class_picture(class_counts, classes)}
     if validation_counts is not None and validation_counts.sum():
         title = f"validation set: {validation_counts.sum()} examples"
-        pictures["validation"] = partial(bar_chart, validation_counts, classes, title)
+        pictures["validation"] = bar_chart(validation_counts, classes, title)
     return pictures
 
 

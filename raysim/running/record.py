@@ -6,7 +6,6 @@ import csv
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from sys import intern
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from raysim.folders.files import sync_file, sync_folder
 from raysim.folders.records import record_chain
 from raysim.folders.run_folder import RunFolder
 from raysim.running.board import Board
-from raysim.running.pictures import Album, Picture, bar_chart, confusion_picture, heat_map, partition_pictures, png
+from raysim.running.pictures import bar_chart, confusion_picture, heat_map, partition_pictures, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +51,6 @@ class Recorder:
         *,
         first_round: int,
         num_rounds: int,
-        hyperparameters: Mapping[str, object],
         blocks: Sequence[str],
         classes: Sequence[str] = (),
         main: str = "accuracy",
@@ -60,8 +58,7 @@ class Recorder:
         on_step: Callable[[str], None] = lambda _: None,
     ):
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
-        self.hyperparameters, self._on_step = dict(hyperparameters), on_step
-        self._evaluate_every = evaluate_every
+        self._evaluate_every, self._on_step = evaluate_every, on_step
         self.rows, self.main = folder.progress_rows(before=first_round), main
         names = (name for row in self.rows for name in row)
         self._columns = list(dict.fromkeys(["round", f"server/{main}", *COLUMNS, *names]))
@@ -72,9 +69,6 @@ class Recorder:
         self._arrays: list[Path] = []  # likewise
         self._confusion: np.ndarray | None = None  # likewise
         self._board = Board(folder.path, first_round)
-        self._album = Album(self._show)
-        if first_round == 0:
-            self._board.hyperparameters_at_start(self.hyperparameters, main)
 
     def write(self, record: RoundRecord) -> None:
         """One round: a row, the clients' rows, the board's points."""
@@ -99,24 +93,17 @@ class Recorder:
             self._arrays.append(self.folder.write_arrays(number, record.arrays))
         if record.confusion is not None:
             self._confusion = record.confusion
-        if self._is_pictured(number):
-            self._album.add(self._pictures(record))
-        self._album.draw_affordable()
 
     def write_last(self, record: RoundRecord) -> None:
         """Draw the last round's pictures; the round itself was written like every round."""
         self._on_step("drawing pictures")
         number = record.round_index
-        if not self._is_pictured(number):
-            self._album.add(self._pictures(record))
+        for tag, figure in self._pictures(record):
+            self._show(tag, number, figure)
         if record.confusion is not None:
             title = f"test examples by class, {round_name(number)}"
-            draw = partial(confusion_picture, record.confusion, self.classes, title)
-            self._album.add([Picture("server/confusion", number, draw, self.folder.picture("confusion"))])
-        self._album.draw_all(number)
-
-    def _is_pictured(self, number: int) -> bool:
-        return number % max(1, self.num_rounds // 8) == 0
+            figure = confusion_picture(record.confusion, self.classes, title)
+            self._show("server/confusion", number, figure, self.folder.picture("confusion"))
 
     def flush(self) -> Mapping[str, str]:
         """Make everything durable before a checkpoint; return checksums for the checkpoint."""
@@ -139,12 +126,11 @@ class Recorder:
     def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
         """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
         tags = {"partition": "partition/classes", "validation": "partition/validation"}
-        for name, draw in partition_pictures(class_counts, validation_counts, self.classes).items():
-            if not (file := self.folder.picture(name)).is_file():  # an earlier process may not have come to it
-                self._album.add([Picture(tags[name], 0, draw, file)])
+        for name, figure in partition_pictures(class_counts, validation_counts, self.classes).items():
+            self._show(tags[name], 0, figure, self.folder.picture(name))
 
-    def summary(self, facts: Mapping[str, object]) -> Settings:
-        """Write and return summary.json from the rows and the given facts."""
+    def summary(self, facts: Mapping[str, object], hyperparameters: Mapping[str, object]) -> Settings:
+        """Write and return summary.json from the rows and the given facts. hyperparameters: for TensorBoard."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
         scores = judged(self.rows, self.num_rounds, self.main, every=self._evaluate_every)
         result = {
@@ -155,8 +141,10 @@ class Recorder:
             "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         }
         self.folder.write_json(self.folder.summary, result)
-        final = {name: scores[name] for name in (f"best_{self.main}", f"mean_last_10pct_{self.main}")}
-        self._board.hyperparameters_at_end(self.hyperparameters, self.num_rounds - 1, final)
+        final = {
+            f"hparam/{name}": scores[name] for name in (self.main, f"best_{self.main}", f"mean_last_10pct_{self.main}")
+        }
+        self._board.hyperparameters(hyperparameters, self.num_rounds - 1, final)
         return result
 
     def close(self) -> None:
@@ -181,35 +169,34 @@ class Recorder:
             writer.writerow(cells(["true class", *self.classes]))
             writer.writerows(cells([name, *row]) for name, row in zip(self.classes, matrix.tolist(), strict=True))
 
-    def _pictures(self, record: RoundRecord) -> Iterator[Picture]:
-        """Pictures of the round: heat maps of the weights and of logged arrays by client, bars of the others."""
+    def _pictures(self, record: RoundRecord) -> Iterator[tuple[str, Figure]]:
+        """(tag, picture): heat maps of the weights and of logged arrays by client, bars of the others."""
         number = record.round_index
         if record.weights.size and np.isfinite(record.weights).any():
             kept = record.clients["client"][~record.clients["is_dropped"]].tolist()
             title = f"aggregation weights, {round_name(number)}"
-            draw = partial(heat_map, record.weights, kept, self.blocks, title=title, xlabel="layer block")
-            yield Picture("weights/client_by_block", number, draw)
+            yield (
+                "weights/client_by_block",
+                heat_map(record.weights, kept, self.blocks, title=title, xlabel="layer block"),
+            )
         for name, values in record.arrays.items():
             columns, title = record.arrays.get(f"{name}:columns"), f"{name}, {round_name(number)}"
+            tag = name.replace(".", "/")
             if ":" in name or not values.size:  # with a colon: names of the rows or columns of another array
                 continue
             if values.ndim == 2 and columns is not None:
                 rows = record.arrays[f"{name}:clients"].tolist()
-                draw = partial(heat_map, values, rows, columns.tolist(), title=title, is_log=True)
+                yield tag, heat_map(values, rows, columns.tolist(), title=title, is_log=True)
             elif values.ndim == 1:
-                draw = partial(
-                    bar_chart, values, list(map(str, range(values.size) if columns is None else columns)), title
-                )
-            else:
-                continue
-            yield Picture(name.replace(".", "/"), number, draw)
+                names = map(str, range(values.size) if columns is None else columns)
+                yield tag, bar_chart(values, list(names), title)
 
-    def _show(self, picture: Picture, figure: Figure) -> None:
-        """Drawn and encoded once, for the file and for TensorBoard."""
+    def _show(self, tag: str, number: int, figure: Figure, file: Path | None = None) -> None:
+        """Encoded once, for the file and for TensorBoard."""
         content, size = png(figure)
-        if picture.file is not None:
-            picture.file.write_bytes(content)
-        self._board.picture(picture.tag, picture.round_index, content, size)
+        if file is not None:
+            file.write_bytes(content)
+        self._board.picture(tag, number, content, size)
 
 
 def judged(

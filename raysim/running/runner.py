@@ -125,7 +125,6 @@ def _attempt(
             folder,
             first_round=first_round,
             num_rounds=plan.num_rounds,
-            hyperparameters=hyperparameters(plan.config),
             blocks=plan.layout.blocks,
             classes=plan.info.groups,
             main=plan.task.main,
@@ -134,7 +133,6 @@ def _attempt(
         )
         loggers = Loggers(plan.config.loggers, folder, on_note)
         with closing(recorder), ended(loggers):
-            recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
             loggers.start(plan.config.model_dump(mode="json"))
             loggers.rounds(recorder.rows, first_round)
             push()  # records of rounds after the checkpoint are gone
@@ -202,8 +200,9 @@ def _rounds(
 
 
 def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Recorder, reason: str) -> Settings:
-    """The final model and the summary, written."""
+    """The final model, the pictures of the partition and the summary, written."""
     write_file(folder.model, save(final_model(plan, server)))
+    recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
     facts = {
         "methods": plan.config.methods,
         "rounds": recorder.num_rounds,
@@ -223,7 +222,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
     own = [plan.task.main, plan.task.of_part, *(name.rpartition(":")[2] for name in plan.config.evaluation.metrics)]
     if declared := {name: DIRECTIONS[name] for name in own if name in DIRECTIONS and name not in OF_RAYSIM}:
         facts["directions"] = declared
-    return recorder.summary(facts)
+    return recorder.summary(facts, hyperparameters(plan.config))
 
 
 def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:

@@ -40,7 +40,9 @@ def test_one_leaf_that_is_not_finite_is_enough(value):
     peaks = {"update": [whole, half, whole], "m/v": [whole, whole, vector]}
     assert Cohort([result([0, 1, 2], peaks)], None, LAYOUT).has_nonfinite_update().tolist() == [False, True, True]
     text = Cohort([result([0, 1], {"update": [whole, half]})], None, LAYOUT).first_nonfinite()
-    assert text.startswith("the mean loss of client 1 was 0: ")  # a second look found nothing: all that is likely is named
+    assert text.startswith(
+        "the mean loss of client 1 was 0: "
+    )  # a second look found nothing: all that is likely is named
     assert "local.lr" in text
     assert "augmentation" in text
     assert not Cohort([result([0], {"update": [whole]})], None, LAYOUT).has_nonfinite_update().any()

@@ -196,14 +196,15 @@ def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_hyperparameter_view_begins_with_what_a_sweep_varies(root, tmp_path):
-    for name, labels, first in (("a", {"method": "A", "alpha": 1}, {"labels.method", "labels.alpha"}), ("b", {}, None)):
-        quietly(plan_of(root, rounds=1, name=name, storage=str(tmp_path), labels=labels))
-        board = EventAccumulator(str(tmp_path / name)).Reload()
-        content = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
-        infos = HParamsPluginData.FromString(content).experiment.hparam_infos
-        assert {info.name for info in infos if info.differs} == (first or {"methods", "seed"})
-        assert "local.lr" in {info.name for info in infos}
+def test_hyperparameter_view_has_settings_labels_and_results(root, tmp_path):
+    summary = quietly(plan_of(root, rounds=1, name="a", storage=str(tmp_path), labels={"alpha": 1}))
+    board = EventAccumulator(str(tmp_path / "a")).Reload()
+    content = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    experiment = HParamsPluginData.FromString(content).experiment
+    assert {"methods", "seed", "local.lr", "labels.alpha"} <= {info.name for info in experiment.hparam_infos}
+    for info in experiment.metric_infos:
+        (event,) = board.Scalars(info.name.tag)
+        assert event.value == pytest.approx(summary[info.name.tag.removeprefix("hparam/")])
 
 
 @pytest.mark.slow

@@ -41,7 +41,8 @@ def endpoint():
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch):
     """Most of the time of so small a run."""
-    monkeypatch.setattr("raysim.running.pictures.Album.draw_all", lambda *values: None)
+    for name in ("partition", "write_last"):
+        monkeypatch.setattr(f"raysim.running.record.Recorder.{name}", lambda *values: None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the recorder leaves: the board's tags, steps and pictures, with and without time for pictures."""
+"""What the recorder leaves: the board's tags, steps and pictures."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ RECORDS = [
 
 def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
     folder = RunFolder(path)
-    recorder = Recorder(
-        folder, first_round=0, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"], **settings
-    )
+    recorder = Recorder(folder, first_round=0, num_rounds=ROUNDS, blocks=["p", "q"], classes=["a", "b"], **settings)
     recorder.partition(np.eye(5, 2, dtype=int), np.array([1, 2]))
     for record in records:
         recorder.write(record)
@@ -57,17 +55,15 @@ def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("painted")
-@pytest.mark.parametrize(("share", "steps"), [(math.inf, [*range(0, 20, 2), 19]), (0.0, [19])])
-def test_board_of_a_long_and_of_a_short_run(tmp_path, monkeypatch, share, steps):
-    monkeypatch.setattr("raysim.running.pictures.SHARE", share)
+def test_board_has_the_pictures_of_the_last_round(tmp_path):
     board = recorded(tmp_path)
     pictures = {tag: [event.step for event in board.Images(tag)] for tag in board.Tags()["images"]}
     assert pictures == {
         "partition/classes": [0],
         "partition/validation": [0],
-        "weights/client_by_block": steps,
-        "toy/norms": steps,
-        "toy/flat": steps,
+        "weights/client_by_block": [19],
+        "toy/norms": [19],
+        "toy/flat": [19],
         "server/confusion": [19],
     }
     for tag, name in (("server/confusion", "confusion"), ("partition/classes", "partition")):
@@ -97,9 +93,7 @@ def test_every_metric_has_a_curve_with_a_point_for_every_round_that_has_it(tmp_p
 def test_a_resumed_board_has_the_points_of_one_run_through(tmp_path, cut):
     for first, last in ((0, cut), (cut, ROUNDS)):
         folder = RunFolder(tmp_path)
-        recorder = Recorder(
-            folder, first_round=first, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"]
-        )
+        recorder = Recorder(folder, first_round=first, num_rounds=ROUNDS, blocks=["p", "q"], classes=["a", "b"])
         for record in RECORDS[first:last]:
             recorder.write(record)
         recorder.close()
@@ -116,9 +110,7 @@ def test_accuracy_and_loss_are_the_first_group_that_tensorboard_shows():
 
 
 def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):
-    recorder = Recorder(
-        RunFolder(tmp_path), first_round=0, num_rounds=ROUNDS, hyperparameters={}, blocks=["p", "q"], classes=["a", "b"]
-    )
+    recorder = Recorder(RunFolder(tmp_path), first_round=0, num_rounds=ROUNDS, blocks=["p", "q"], classes=["a", "b"])
     for record in RECORDS[:6]:
         recorder.write(record)
         with open(tmp_path / "progress.csv") as file:
@@ -149,7 +141,7 @@ def test_closing_says_nothing_of_a_directory_that_is_gone_for_that_is_said_elsew
 
     for is_there in (False, True):
         folder = RunFolder(tmp_path / str(is_there))
-        recorder = Recorder(folder, first_round=0, num_rounds=1, hyperparameters={}, blocks=["p"], classes=["a", "b"])
+        recorder = Recorder(folder, first_round=0, num_rounds=1, blocks=["p"], classes=["a", "b"])
         recorder._board.flush()  # so that its thread makes no file while the directory is deleted
         monkeypatch.setattr(recorder._board, "flush", gone)  # as TensorBoard's thread says it, sooner or later
         if is_there:
