@@ -35,9 +35,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "split": ("int8",),
 }
 
-#: What files from before other inputs than images call these columns.
-OLDER_NAMES = {"image": "input", "label": "target"}
-
 
 class SetRows(NamedTuple):
     """Rows of a set, with types as in KINDS.
@@ -59,7 +56,7 @@ class SetRows(NamedTuple):
     @staticmethod
     def of(columns: Mapping[str, np.ndarray]) -> SetRows:
         """The inverse of `columns`."""
-        return SetRows(**{f"{OLDER_NAMES.get(name, name)}s": values for name, values in columns.items()})
+        return SetRows(**{f"{name}s": values for name, values in columns.items()})
 
 
 def typed(batch: SetRows, where: str) -> SetRows:
@@ -113,7 +110,7 @@ def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
         kind, column = record.schema.field(name).type, record[name]
         is_tensor = isinstance(kind, pa.FixedShapeTensorType)
         values = np.from_dlpack(column.storage.flatten() if is_tensor else column)
-        columns[OLDER_NAMES.get(name, name)] = values.reshape(-1, *kind.shape) if is_tensor else values
+        columns[name] = values.reshape(-1, *kind.shape) if is_tensor else values
     order = dict.fromkeys((*KINDS, *columns))  # those of no set, such as `row`, come last
     return {name: columns[name] for name in order if name in columns}
 

@@ -173,11 +173,10 @@ def prepare(
         if again or not is_prepared(path):
             return None
         prepared = PreparedSet(path)
-        if resizing:
-            _check_resized(prepared.info, options)
-        if of_rows not in ("", prepared.info.options):
-            what = f"it is there with {prepared.info.options or 'no options'}, and {of_rows} is asked for"
-            raise DataError(what, save_as, "give --again to make it anew, or --as NAME for a second one")
+        for asked, given in ((resizing, prepared.info.resize), (of_rows, prepared.info.options)):
+            if asked not in ("", given):
+                what = f"it is there with {given or 'no options'}, and {asked} is asked for"
+                raise DataError(what, save_as, "give --again to make it anew, or --as NAME for a second one")
         prepared.verify()
         return prepared.info
 
@@ -204,14 +203,6 @@ def prepare(
         )
 
     return made_once(path, there, make)
-
-
-def _check_resized(info: SetInfo, options: ReaderOptions) -> None:
-    """Raise DataError for an existing set with another resizing."""
-    if info.shape[:2] != (options.size, options.size) or info.resize not in ("", options.resizing):
-        there = info.resize or " x ".join(map(str, info.shape[:2]))
-        what = f"it is there with images of {there}, and {options.resizing} is asked for"
-        raise DataError(what, info.name, "give --again to make it anew, or --as NAME for a second one")
 
 
 def _counted(contents: Contents, folder: Path, on_progress: OnProgress) -> Iterator[SetRows]:

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim.base.errors import DataError
-from raysim.data.arrow import SEAL, describe, write_set
+from raysim.data.arrow import write_set
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.rows import in_batches
 from raysim.data.sources import prepare
-from tests.support.image_sets import pixels, png, prepared, same
+from tests.support.image_sets import pixels, png, prepared, redescribe, same
 
 
 def test_a_set_of_ours_is_copied_with_all_its_columns(tmp_path):
@@ -59,8 +59,7 @@ def test_parquet_names_the_row_of_an_unreadable_image_and_a_missing_column(tmp_p
     with pytest.raises(DataError, match=r"no column 'label' in .*a.parquet"):
         prepare("parquet", tmp_path / "out", tmp_path)
     write_set(tmp_path / "b.arrow", "b", "ab", [(pixels(3, 4, 4, 1), np.array([0, 1, 1]))])
-    described = json.loads(describe(tmp_path / "b.arrow").read_text())
-    describe(tmp_path / "b.arrow").write_text(json.dumps(described | {"classes": ["a"], SEAL: None}))
+    redescribe(tmp_path / "b.arrow", classes=["a"])
     with pytest.raises(DataError, match=r"label 1 outside 0\.\.0 in .*b.arrow, row 1"):
         prepare("arrow", tmp_path / "out", tmp_path / "b.arrow")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import sys
 import textwrap
 from importlib import resources
@@ -18,7 +17,7 @@ import raysim
 from raysim.base.errors import ConfigError, DataError
 from raysim.cli.main import app
 from raysim.data import reader_api, sources
-from raysim.data.arrow import SEAL, PreparedSet
+from raysim.data.arrow import PreparedSet
 from raysim.data.reader_api import ReaderOptions
 from raysim.data.readers.shapes import draw
 from raysim.data.rows import in_batches
@@ -186,15 +185,13 @@ def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_p
         status, text = said(*squashed)
         assert status == 0
         assert "resized: 8 x 8, squashed, bicubic" in text
-    assert "is there with images of 8 x 8, squashed, bicubic, and 8 x 8, shorter side" in said("--size", "8")[1]
+    assert "is there with 8 x 8, squashed, bicubic, and 8 x 8, shorter side" in said("--size", "8")[1]
     assert said()[0] == 0  # nothing is asked for: it is kept
     assert said("--size", "8", "--again")[0] == 0
-    description = tmp_path / "out" / "folder" / "folder.json"
-    description.write_text(
-        json.dumps({**json.loads(description.read_text()), "resize": "", SEAL: None})
-    )  # of an older version
-    assert said("--size", "8")[0] == 0
-    assert "is there with images of 8 x 8, and 9 x 9, shorter side" in said("--size", "9")[1]
+    assert (
+        "is there with 8 x 8, shorter side, the middle cut out, bilinear, and 9 x 9, shorter side"
+        in said("--size", "9")[1]
+    )
 
 
 def test_the_command_says_how_far_a_long_preparation_is(tmp_path, monkeypatch):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from raysim.data.arrow import PreparedSet, write_set
+from raysim.data.arrow import SEAL, PreparedSet, describe, write_set
 from raysim.data.rows import in_batches
 from raysim.data.sources import prepare, set_path
 
@@ -73,3 +75,11 @@ def small_set(folder, name="mine", classes=CIFAR10, per_class=50, shape=(4, 4, 3
     path, names = set_path(folder, name), () if domains is None else [f"domain {d}" for d in range(domains.max() + 1)]
     write_set(path, name, classes, in_batches(images, labels, domains=domains, splits=splits), domains=names)
     return PreparedSet(path)
+
+
+def redescribe(path: Path, **change: object) -> None:
+    """Change fields of a set's description, with a checksum that fits."""
+    fields = json.loads(describe(path).read_text()) | change
+    del fields[SEAL]
+    seal = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    describe(path).write_text(json.dumps(fields | {SEAL: seal}))

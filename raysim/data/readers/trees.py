@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -23,7 +22,7 @@ from raysim.base.errors import DataError, explained
 from raysim.base.reading import read_json, regular_file
 from raysim.data.arrow import SetInfo, describe
 from raysim.data.reader_api import PARTS, Contents, ReaderOptions, Request, need, numbered, split_codes
-from raysim.data.rows import OLDER_NAMES, SetRows, batch_rows, check_range, damaged
+from raysim.data.rows import SetRows, batch_rows, check_range, damaged
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -175,22 +174,11 @@ def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: i
         if not (root / name).is_dir():
             continue  # a domain or a split need not have every class
         folder = root / name / leaf
-        _refuse_loops(folder)
         files = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
         if not files:
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
         pictures += [ImageFile(Path(path), label, **codes) for path, _ in files]
     return pictures
-
-
-def _refuse_loops(folder: Path) -> None:
-    """Raise DataError for a link to a folder already visited, whose images would be read again."""
-    seen: set[str] = set()
-    for path, _, _ in os.walk(folder, followlinks=True):
-        real = os.path.realpath(path)
-        if real in seen:
-            raise DataError("a link to a folder that is read already", path, "remove the link")
-        seen.add(real)
 
 
 def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root: Path, table: str) -> list[ImageFile]:
@@ -223,8 +211,8 @@ def _decoded(request: Request, pictures: Sequence[ImageFile]) -> Iterator[SetRow
     decoding = request.parallel_map(partial(decode, options=request.options, shape=shape, mode=mode), work)
     for part, pixels in zip(parts, decoding, strict=True):
         _, *columns = zip(ImageFile._fields, zip(*part, strict=True), strict=True)
-        known = {name: np.array(values) for name, values in columns if None not in values}
-        yield SetRows.of({"input": pixels, **known})
+        known = {f"{name}s": np.array(values) for name, values in columns if None not in values}
+        yield SetRows(pixels, known.pop("labels"), **known)
 
 
 def decode(
@@ -300,7 +288,7 @@ def read_table(request: Request) -> Contents:
 
 def _named(schema: pa.Schema) -> dict[str, str]:
     """Return standard column -> column of the table; prepared sets use input and target."""
-    ours = {older: name for older, name in OLDER_NAMES.items() if name in schema.names}
+    ours = {name: there for name, there in (("image", "input"), ("label", "target")) if there in schema.names}
     return {name: name for name in ("image", "label", "domain", "split") if name in schema.names} | ours
 
 
@@ -374,5 +362,5 @@ def _table_batches(
             if split is not None:
                 columns.setdefault("split", np.full(len(record), split, np.int8))
             check_range(columns["label"], num_classes, f"{path}, row", first=first)
-            yield SetRows.of({"image": pixels, **columns})
+            yield SetRows.of({"input": pixels, "target": columns.pop("label"), **columns})
             first += len(record)
