@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,9 @@ MOST_CSV_ROWS = 200_000
 
 #: Name -> (rows,) values; objects where they are names.
 Table = dict[str, np.ndarray]
+
+#: What other content raises.
+MISREAD = (OSError, ValueError, TypeError, AttributeError, OverflowError)
 
 #: Client of an example that has none.
 NOBODY = -1
@@ -159,8 +162,9 @@ def read_division(path: Path, *, num_examples: int, num_clients: int) -> Divisio
       unknown split, or, with splits, not every example.
     """
     where = f"partition file {path}"
-    with explained("cannot be read", where, "write example,client or example,client,split", OSError, ValueError):
-        examples, clients, names = _READ.get(path.suffix, _columns_of_csv)(path)
+    mend = "write example,client or example,client,split"
+    with explained("cannot be read", where, mend, *MISREAD):
+        examples, clients, names = _columns(_READ.get(path.suffix, _table_of_csv)(path))
     _check_examples(examples, num_examples, where)
     wrong = np.flatnonzero((clients < NOBODY) | (clients >= num_clients))
     if len(wrong):
@@ -195,64 +199,38 @@ def _check_examples(examples: np.ndarray, num_examples: int, where: str) -> None
         raise DataError(f"example {seen[counts > 1][0]} stands {counts.max()} times", where, "name it once")
 
 
-#: Examples, their clients, their splits or None.
-_Columns = tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]
-
-
-def _columns_of_csv(path: Path) -> _Columns:
+def _table_of_csv(path: Path) -> pa.Table:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
     options = ConvertOptions(column_types=types, include_missing_columns=False)
-    return _columns_of_table(read_csv(regular_file(path), convert_options=options))
+    return read_csv(regular_file(path), convert_options=options)
 
 
-def _columns_of_parquet(path: Path) -> _Columns:
-    return _columns_of_table(read_table(regular_file(path)))
+def _table_of_parquet(path: Path) -> pa.Table:
+    return read_table(regular_file(path))
 
 
-def _columns_of_table(table: pa.Table) -> _Columns:
-    return _columns({name: table.column(name).to_pylist() for name in table.column_names})
-
-
-def _columns_of_json(path: Path) -> _Columns:
-    """Raises OSError, ValueError."""
-    content = read_json(path)
-    if isinstance(content, dict):
-        if wrong := [client for client, held in content.items() if not isinstance(held, list)]:
-            raise ValueError(f"client {wrong[0]} has {type(content[wrong[0]]).__name__} instead of a list of examples")
-        rows = [{"example": example, "client": int(client)} for client, held in content.items() for example in held]
-    elif isinstance(content, list):
-        rows = content
-    else:
-        raise ValueError(f"it holds {type(content).__name__} instead of a list of rows")
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"row {number} is {row!r} instead of keys and values")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return _columns({name: [row.get(name) for row in rows] for name in names})
+def _table_of_json(path: Path) -> pa.Table:
+    """The table of a list of rows, or of client: [examples]."""
+    rows = read_json(path)
+    if isinstance(rows, dict):
+        rows = [{"example": example, "client": int(client)} for client, held in rows.items() for example in held]
+    return pa.Table.from_pylist(rows)
 
 
 #: By the end of a file's name; any other is CSV.
-_READ = {".json": _columns_of_json, ".parquet": _columns_of_parquet}
+_READ = {".json": _table_of_json, ".parquet": _table_of_parquet}
 
 
-def _columns(columns: Mapping[str, Sequence[object]]) -> _Columns:
-    """Raises ValueError."""
-    if missing := {"example", "client"} - set(columns):
+def _columns(table: pa.Table) -> tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]:
+    """Examples, their clients, their splits or None. Raises ValueError."""
+    if missing := {"example", "client"} - set(table.column_names):
         lacking = " and ".join(f"no column {name}" for name in sorted(missing))
-        raise ValueError(f"{lacking}; there is {', '.join(columns) or 'none'}")
-    examples, clients = (_whole_numbers(name, columns[name]) for name in ("example", "client"))
-    splits = columns.get("split")
-    return examples, clients, None if splits is None else [None if name is None else str(name) for name in splits]
-
-
-def _whole_numbers(name: str, values: Sequence[object]) -> np.ndarray:
-    """(n,) int64; an empty client is NOBODY's. Raises ValueError."""
-    if name == "client":
-        values = [NOBODY if value is None else value for value in values]
-    for row, value in enumerate(values):
-        if type(value) is not int or value.bit_length() > 63:
-            raise ValueError(f"{name} {value!r} in row {row} is no whole number of at most 18 digits")
-    return np.array(values, np.int64)
+        raise ValueError(f"{lacking}; there is {', '.join(table.column_names) or 'none'}")
+    examples, clients = (table[name].cast(pa.int64()) for name in ("example", "client"))
+    if examples.null_count:
+        raise ValueError("a row has no example")
+    splits = table["split"].to_pylist() if "split" in table.column_names else None
+    return np.array(examples), np.array(clients.fill_null(NOBODY)), splits
 
 
 def label_entropy(class_counts: np.ndarray) -> np.ndarray:

@@ -298,8 +298,8 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
     if spec.fraction > len(training):
         what = f"{spec.fraction:g} rows, and the training rows are {len(training)}"
         raise DataError(what, "data.fraction", "lower it, or drop it")
-    own = numpy_generator(derive_seed(spec.seed, "fraction"))
-    training = training[subset(images.labels[training], spec.fraction, own)]
+    fraction_rng = numpy_generator(derive_seed(spec.seed, "fraction"))
+    training = training[subset(images.labels[training], spec.fraction, fraction_rng)]
     return Division(_partition(images, training, spec, on_drawn, file), validation, test)
 
 

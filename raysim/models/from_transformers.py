@@ -13,16 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from raysim.base.errors import ConfigError, Fault
-from raysim.base.reading import read_json
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.parts import library, unfit_option
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutput
-
-#: Index of the files of weights in a folder that has several.
-INDEX = "model.safetensors.index.json"
 
 #: What stands in front of the path.
 PREFIX = "transformers:"
@@ -41,30 +37,9 @@ def causal_architecture(name: str) -> Architecture:
         mend = "save it with save_pretrained, or name its config.json for random weights"
         if not any(path.glob("*.safetensors")):
             raise LookupError(f"{path} has no weights as .safetensors; {mend}")
-        if outside := sorted(_indexed(path) - {file.name for file in path.iterdir()}):
-            raise LookupError(f"{path / INDEX} names {outside[0]}, which is no file of the folder; {mend}")
     elif not path.is_file():
         raise LookupError(f"there is no {path}; name a folder that save_pretrained wrote, or a configuration file")
     return Architecture(partial(causal_lm, path), head="", size=80, inputs="tokens")
-
-
-def _indexed(path: Path) -> set[str]:
-    """Return the names of the weight files in the index of a folder; an empty set without an index.
-
-    Raises:
-      LookupError: the index maps no weights to files.
-    """
-    file = path / INDEX
-    index: object = {"weight_map": {}}
-    if file.is_file():
-        try:
-            index = read_json(file)
-        except (OSError, ValueError):
-            index = None
-    files = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(files, dict):
-        raise LookupError(f"{file} is no index of weights; save the model with save_pretrained")
-    return set(map(str, files.values()))
 
 
 def with_whole_path(name: str) -> str:

@@ -121,7 +121,7 @@ def whole(root, tmp_path_factory) -> list[dict[str, str]]:
         ),
         (lambda rows: changed(rows, 5, split="dev"), "split 'dev' of example 5.*Choose one of train, validation"),
         (lambda rows: changed(rows, 5, client="two"), "cannot be read .*two"),
-        (lambda rows: changed(rows, 5, example=""), r"example None in row 5 is no whole number"),
+        (lambda rows: changed(rows, 5, example=""), "cannot be read .*a row has no example"),
         (lambda rows: [{"example": row["example"]} for row in rows], "no column client; there is example"),
         (
             lambda rows: [{k: row[k] for k in ("example", "client")} for row in rows[1:]],
@@ -219,18 +219,16 @@ def test_a_file_without_a_training_row_or_with_a_client_below_the_minimum_is_ref
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[[1, 2]]", r"row 0 is \[1, 2\] instead of keys and values"),
-        ("[NaN]", "row 0 is nan instead of keys and values"),
-        ("3", "it holds int instead of a list of rows"),
-        ("null", "it holds NoneType instead of a list of rows"),
-        ('{"0": 3}', "client 0 has int instead of a list of examples"),
-        ('{"0": [NaN]}', "example nan in row 0 is no whole number"),
+        ("[[1, 2]]", "cannot be read"),
+        ("[NaN]", "cannot be read"),
+        ("3", "cannot be read"),
+        ("null", "cannot be read"),
+        ('{"0": 3}', "cannot be read .*int"),
+        ('{"0": [NaN]}', "cannot be read"),
+        ('[{"example": 0.5, "client": 0}]', "cannot be read"),
         ("[" * 100_000, "nested too deeply"),
-        (
-            '[{"example": %s, "client": 0}]' % ("9" * 3000),
-            r"example 9{60}\.\.\. \(3,000 letters\) in row 0 is no whole",
-        ),
-        ('[{"example": 0, "client": 9223372036854775808}]', "client 9223372036854775808 in row 0 is no whole number"),
+        ('[{"example": %s, "client": 0}]' % ("9" * 3000), "cannot be read"),
+        ('[{"example": 0, "client": 9223372036854775808}]', "cannot be read"),
         ('[{"example": %s, "client": 0}]' % ("9" * 5000), "cannot be read"),
     ],
 )

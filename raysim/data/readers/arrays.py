@@ -107,23 +107,25 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = N
                 _check_memory(archive.zip, inputs, path)
             return _whole(archive, keys, classes, path)
         labels = [read(archive[name], path=path) for _, _, name in keys]
-        domains, owners = _npz_domains(archive, keys, list(map(len, labels)), path)
+        counts = list(map(len, labels))
+        domains, owners = _npz_domains(archive, keys, counts, path)
     classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
     for (_, _, name), values in zip(keys, labels, strict=True):
         check_range(values, 2 if task == "labels" else len(classes), f"{path}, {name}, row")
     codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
-    parts = zip(keys, labels, owners, codes, strict=True)
+    owners_of_parts = [None] * len(keys) if owners is None else cut_at(owners, counts)
+    parts = zip(keys, labels, owners_of_parts, codes, strict=True)
     streams = (_stream(path, f"{images}.npy", values, owner, code) for (_, images, _), values, owner, code in parts)
-    return Contents(classes, chain.from_iterable(streams), [path], sum(map(len, labels)), domains, task or "classes")
+    return Contents(classes, chain.from_iterable(streams), [path], sum(counts), domains, task or "classes")
 
 
 def _npz_domains(
     archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], counts: Sequence[int], path: Path
-) -> tuple[tuple[str, ...], list[np.ndarray | None]]:
-    """(names of the domains, (n,) int64 for each part); none where the file has no such arrays."""
+) -> tuple[tuple[str, ...], np.ndarray | None]:
+    """(names of the domains, (n,) int64 for all rows, part after part); none where the file has no such arrays."""
     found = [_spelled(archive, DOMAIN_KEYS, part) for part, _, _ in keys]
     if not any(found):
-        return (), [None] * len(keys)
+        return (), None
     if any(len(names) != 1 for names in found):
         what = f"{sorted({name for names in found for name in names})} are not one array of domains for each part"
         raise DataError(what, str(path), "give one array domains or clients beside the images of each part")
@@ -133,7 +135,7 @@ def _npz_domains(
             what = f"{name} of shape {each.shape} and type {each.dtype} for {count} rows"
             raise DataError(what, str(path), "give one word or whole number a row")
     names, codes = np.unique(np.concatenate(values), return_inverse=True)
-    return tuple(map(str, names)), list(cut_at(codes.astype(np.int64), counts))
+    return tuple(map(str, names)), codes.astype(np.int64)
 
 
 def _is_streamed(archive: zipfile.ZipFile, images: str, name: str) -> bool:
@@ -156,8 +158,7 @@ def _whole(
     counts = [len(each) for _, each in parts]
     splits = None if codes is None else np.repeat(codes, counts)
     domains, owners = _npz_domains(archive, keys, counts, path)
-    owned = np.concatenate([owner for owner in owners if owner is not None]) if domains else None
-    contents = array_contents(inputs, targets, str(path), classes or None, owned, splits)
+    contents = array_contents(inputs, targets, str(path), classes or None, owners, splits)
     return replace(contents, files=[path], domains=domains)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ def read_leaf(request: Request) -> Contents:
     if not found:
         raise DataError("no .json file", str(root), "give the folder that holds train/*.json and test/*.json")
     rows, owners, codes = [], [], []
-    for (_, path), code in zip(found, split_codes([p for p, _ in found]) if parts else [0] * len(found), strict=True):
+    splits_of_files = split_codes([part for part, _ in found]) if parts else np.zeros(len(found), np.int8)
+    for (_, path), split in zip(found, splits_of_files, strict=True):
         for user, x, y in _examples(path):
             rows.append((x, y))
             owners.append(user)
-            codes.append(code)
+            codes.append(split)
     if not rows:
         raise DataError("no example", str(root), "check user_data")
     names, domains = np.unique(np.array(owners, object), return_inverse=True)
@@ -52,8 +54,7 @@ def read_leaf(request: Request) -> Contents:
         contents = _of_tokens(xs, ys, given)
     else:
         contents = array_contents(*_arrays(xs, ys, str(root)), **given)
-    about = {"files": [path for _, path in found], "domains": tuple(map(str, names))}
-    return Contents(**{**contents.__dict__, **about})
+    return replace(contents, files=[path for _, path in found], domains=tuple(map(str, names)))
 
 
 def _examples(path: Path) -> Iterator[tuple[str, Any, Any]]:
