@@ -82,7 +82,7 @@ def simulate(
     checkpoint_every_s: float,
     on_round: Callable[[RoundRecord], object],
     reason_to_stop: Callable[[], str] = lambda: "",
-    on_saved: Callable[[int], None] = lambda _: None,
+    on_saved: Callable[[], None] = lambda: None,
 ) -> tuple[int, str]:
     """Run the rounds first_round .. num_rounds - 1, or fewer.
 
@@ -93,7 +93,7 @@ def simulate(
     `reason_to_stop` gives a reason.
 
     Args:
-      on_saved: on_saved(next round) after each checkpoint.
+      on_saved: on_saved() after each checkpoint.
     Returns:
       (the number of rounds that were run in all, why there are no more: empty after the last round).
     Raises:
@@ -107,7 +107,7 @@ def simulate(
         memories = ((client, server.client_memory(client)) for client in server.changed_clients())
         store.save(next_round, server.snapshot(), memories, records)
         next_saved = next_round
-        on_saved(next_round)
+        on_saved()
         saved_at = time.monotonic()
 
     if first_round and (reason := reason_to_stop()):  # the process was killed between its last checkpoint and its end

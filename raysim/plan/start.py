@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -12,7 +12,6 @@ from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
 from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
-from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
 from raysim.folders.environment import environment
@@ -100,15 +99,6 @@ def _ray_server(
             yield server
         finally:
             server.close()
-
-
-def shown_outside(plan: Plan, run: str) -> Callable[[RoundRecord], None]:
-    """Return a callback that reports each round to Ray's dashboard; no callback for a serial run."""
-    if plan.config.is_serial():
-        return lambda record: None
-    from raysim.engine.ray.gauges import round_gauges
-
-    return round_gauges(run, plan.task.main)
 
 
 def _made(plan: Plan, write: Write, node: str, on_step: Tell) -> Made:

@@ -42,7 +42,7 @@ class Recorder:
       main: the task's main metric.
       evaluate_every: rounds between evaluations, see `judged`.
       first_round: above 0 for a run that goes on: later rows of the files are dropped.
-      on_step: on_step(what begins now, in words).
+      on_step: on_step(what begins now, in words). on_row: on_row(row of progress.csv) after each round.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class Recorder:
         main: str = "accuracy",
         evaluate_every: int = 1,
         on_step: Callable[[str], None] = lambda _: None,
+        on_row: Callable[[Mapping[str, str]], None] = lambda _: None,
     ):
         self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
-        self._evaluate_every, self._on_step = evaluate_every, on_step
+        self._evaluate_every, self._on_step, self._on_row = evaluate_every, on_step, on_row
         self.rows, self.main = folder.progress_rows(before=first_round), main
         names = (name for row in self.rows for name in row)
         self._columns = list(dict.fromkeys(["round", f"server/{main}", *COLUMNS, *names]))
@@ -93,6 +94,7 @@ class Recorder:
             self._arrays.append(self.folder.write_arrays(number, record.arrays))
         if record.confusion is not None:
             self._confusion = record.confusion
+        self._on_row(row)
 
     def write_last(self, record: RoundRecord) -> None:
         """Draw the last round's pictures; the round itself was written like every round."""

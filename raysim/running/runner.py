@@ -39,7 +39,7 @@ from raysim.folders.run_folder import RunFolder, changes
 from raysim.folders.storage import StoredRun, held, open_run_folder
 from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
-from raysim.plan.start import shown_outside, started_server
+from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers, ended
 from raysim.running.record import Recorder, headlines, reason_to_stop
 from raysim.running.resume import OTHER, RunState, Step, next_step
@@ -97,7 +97,7 @@ def _attempt(
     Args:
       number: how many attempts of this process were lost before; a later one waits for the cluster as a run waits for room.
     """
-    push = stored.push if stored else lambda: None
+    config, push = plan.config, stored.push if stored else lambda: None
     folder.remove_leftovers()
     if stored:
         stored.pull()
@@ -111,16 +111,17 @@ def _attempt(
     if step == "begin":  # what says which run lies in the folder
         write_partition(folder, plan.manifest, plan.info)
         write_file(folder.weights, plan.weights_sha256.encode())
-        folder.write_config(plan.config.model_dump(mode="json"))
+        folder.write_config(config.model_dump(mode="json"))
     checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step, on_note)
     folder.clear("STOPPED", "FAILED")
-    wanted = plan.config.resources
-    marked = _failure_marked(folder, "" if plan.config.name else folder.name, goes_on=number < wanted.restarts)
+    name, wanted = "" if config.name else folder.name, config.resources
+    marked = _failure_marked(folder, name, goes_on=number < wanted.restarts)
     server_of = started_server(plan, folder, on_step, on_note, wanted.wait_s if number else 0.0)
     with held(stored), marked, server_of as server:
         if checkpoint is not None:
             restore(server, checkpoint, store)
         first_round = checkpoint.next_round if checkpoint else 0
+        loggers = Loggers(config.loggers, folder, on_note)
         recorder = Recorder(
             folder,
             first_round=first_round,
@@ -128,17 +129,25 @@ def _attempt(
             blocks=plan.layout.blocks,
             classes=plan.info.groups,
             main=plan.task.main,
-            evaluate_every=plan.config.evaluation.every,
+            evaluate_every=config.evaluation.every,
             on_step=on_step,
+            on_row=loggers.round,
         )
-        loggers = Loggers(plan.config.loggers, folder, on_note)
         with closing(recorder), ended(loggers):
-            loggers.start(plan.config.model_dump(mode="json"))
-            loggers.rounds(recorder.rows, first_round)
+            loggers.start(config.model_dump(mode="json"))
             push()  # records of rounds after the checkpoint are gone
             on_start(folder.path, first_round, plan.num_rounds)
-            after = _after_round(plan, plan.config.name or folder.name, on_round, on_note)
-            reason = _rounds(plan, server, recorder, loggers, store, first_round, push, after)
+            recorder.num_rounds, reason = simulate(
+                server,
+                first_round=first_round,
+                num_rounds=plan.num_rounds,
+                recorder=recorder,
+                store=store,
+                checkpoint_every_s=config.checkpoint.every_s,
+                on_round=_after_round(plan, on_round, on_note),
+                reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
+                on_saved=push,
+            )
             summary = _finished(plan, folder, server, recorder, reason)
             loggers.end(summary)
         folder.mark("COMPLETED", reason)
@@ -166,37 +175,6 @@ def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Set
         summary = folder.read_json(folder.summary)
     on_start(folder.path, summary["rounds"], summary["rounds"])
     return summary
-
-
-def _rounds(
-    plan: Plan,
-    server: ServerHandle,
-    recorder: Recorder,
-    loggers: Loggers,
-    store: CheckpointStore,
-    first_round: int,
-    push: Callable[[], None],
-    on_round: Callable[[RoundRecord], object],
-) -> str:
-    """Run the remaining rounds; return the reason for an early end, or an empty text."""
-    config = plan.config
-
-    def saved(next_round: int) -> None:
-        loggers.rounds(recorder.rows, next_round)
-        push()
-
-    recorder.num_rounds, reason = simulate(
-        server,
-        first_round=first_round,
-        num_rounds=plan.num_rounds,
-        recorder=recorder,
-        store=store,
-        checkpoint_every_s=config.checkpoint.every_s,
-        on_round=on_round,
-        reason_to_stop=lambda: reason_to_stop(config.stop, recorder.rows, config.evaluation.every),
-        on_saved=saved,
-    )
-    return reason
 
 
 def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Recorder, reason: str) -> Settings:
@@ -305,18 +283,17 @@ def _other_partition(plan: Plan, run: str) -> Fault:
 
 
 def _after_round(
-    plan: Plan, run: str, on_round: Callable[[RoundRecord], object], on_note: Tell
+    plan: Plan, on_round: Callable[[RoundRecord], object], on_note: Tell
 ) -> Callable[[RoundRecord], object]:
-    """Return the callback of each round: reports notes, updates Ray's dashboard, then calls `on_round`.
+    """Return the callback of each round: reports notes, then calls `on_round`.
 
     "stop" of `on_round` is an error where a method works after the last round and would be left out.
     """
-    show, phase = shown_outside(plan, run), next((method.name for method in plan.methods if method.is_phase), "")
+    phase = next((method.name for method in plan.methods if method.is_phase), "")
 
     def after(record: RoundRecord) -> object:
         for note in record.notes:
             on_note(note)
-        show(record)
         answer = on_round(record)
         if answer == "stop" and phase and record.round_index + 1 < plan.num_rounds:
             what = f"on_round returned 'stop', but {phase} works after the last round"
