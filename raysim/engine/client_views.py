@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, State
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.data.federation import Federation
 from raysim.engine.messages import RoundMessage, unpack
 from raysim.engine.schedule import Phase, crowd_of
 from raysim.training.inputs import Examples
-from raysim.training.model import BoundModel
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from raysim.engine.trainer import Trainer
 
 
 class Round:
@@ -42,27 +40,8 @@ def _key(message: RoundMessage) -> tuple[int, int, bool]:
     return message.round_index, message.phase_index, message.overheard is None
 
 
-class Bench(Protocol):
-    """Parts of a trainer that the views of a client use."""
-
-    layout: Layout
-    head: str
-    num_groups: int
-    seed: int
-    federation: Federation
-    model: BoundModel
-
-    def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]: ...
-
-    def initial_state(self, client: int) -> Tensor: ...
-
-    def accuracy_on(self, held_out: str) -> float: ...
-
-    def on_validation(self, measure: Callable[..., T], batch_size: int, seed: int, mode: str) -> T: ...
-
-
 def client_views(
-    trainer: Bench, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
+    trainer: Trainer, current: Round, client: int, examples: Examples, start: Tensor, memory: Mapping[str, State]
 ) -> dict[str, ClientView]:
     """Return method name -> view of the client: the method's message, memory, scratch and random stream."""
     settings, model = current.phase.settings, trainer.model
@@ -103,7 +82,7 @@ def client_views(
     }
 
 
-def _drawn_batches(trainer: Bench, client: int, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
+def _drawn_batches(trainer: Trainer, client: int, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
     """See `ClientView.batches`. In an order drawn once: sets from folders lie class after class, which BatchNorm sees."""
     generator = torch_generator(derive_seed(trainer.seed, "pass", client=client))
     order = torch.randperm(len(examples), generator=generator).to(examples.targets.device)

@@ -6,46 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.layout import Layout
-from raysim.core.method import Batch, Crowd, Model, ServerView, Value
+from raysim.core.method import Batch, Model, ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import Stack
 from raysim.core.weights import Weights, normalised
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import GradientRequest, MapRequest, UpdateRequest, pack, packed_copy
-from raysim.engine.round_metrics import FederationSizes
-from raysim.engine.schedule import Phase
-from raysim.engine.scorer import ModelCall, Scorer, map_features, map_test, validation_gradient, validation_update
+from raysim.engine.scorer import ModelCall, map_features, map_test, validation_gradient, validation_update
 from raysim.training.evaluate import Score
 
-
-class Holder(Protocol):
-    """Parts of the server that the views of a round use."""
-
-    layout: Layout
-    seed: int
-    sizes: FederationSizes
-    scorer: Scorer
-    state: Tensor
-    counters: dict[str, int]
-
-    @property
-    def params(self) -> Tensor: ...
-
-    @property
-    def buffers(self) -> Tensor: ...
-
-    def crowd(self, method: str) -> Crowd: ...
-
-    def counters_after(self, cohort: Cohort) -> dict[str, int]: ...
-
-    def phase_of(self, round_index: int) -> tuple[int, Phase]: ...
+if TYPE_CHECKING:
+    from raysim.engine.server import Server
 
 
 @dataclass
@@ -64,7 +41,7 @@ class ServerViews:
       gradients: by mode, what methods asked for, see `ServerView.validation_gradient`.
     """
 
-    server: Holder
+    server: Server
     cohort: Cohort
     round_index: int
     start: Tensor
