@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Timer
 
 from filelock import FileLock
 
@@ -36,9 +34,6 @@ HOLDER = ".holder.json"
 
 #: Seconds before each new try of a file system that failed in the middle of a run.
 WAITS_S = (2.0, 10.0, 30.0)
-
-#: Seconds of sending after which a line says so, once in a run.
-QUIET_S = 3.0
 
 
 def storage_faults(storage: str) -> list[Fault]:
@@ -94,7 +89,6 @@ class StoredRun:
         self._known: bytes | None = None  # the holder, as this process last saw it
         self._sent: dict[str, Stamp | None] = {}
         self._is_lost = False  # the storage does not answer, or the run is another process's
-        self._is_slow = False  # and that was said
 
     def pull(self) -> None:
         """Bring the local folder to the newest state. Changes of another process take precedence.
@@ -111,7 +105,6 @@ class StoredRun:
                 self._sent = {name: sent.get(name) for name in there if name in sent or _is_ours(name)}
                 self._push()  # what an earlier process could not send
             else:
-                self._clear(there, sent)
                 self._mirror(there)
 
     def claim(self) -> None:
@@ -167,57 +160,31 @@ class StoredRun:
             raise RaysimError(what, self.uri, remedy)
         now = stamps(self._folder.path)
         news, gone = changed(now, self._sent), [name for name in self._sent if name not in now]
-        size = sum(now[name][0] for name in news) / 1e6
-        line = f"sending {len(news)} files ({size:.1f} MB) to {self.uri} takes a while"
-        told = Timer(QUIET_S, self._say_once, [line])
-        told.start()
         try:
             self._delete([name for name in gone if name in MARKS])  # first of all: the run goes on
+            self._delete([name for name in gone if _stage(name) == 0])  # records of rounds after the last checkpoint
             for stage in range(NUM_STAGES):
                 names = [name for name in news if _stage(name) == stage]
                 self._remote.send(self._folder.path, names, lambda name: self._sent.update({name: now[name]}))
-            for stage in reversed(range(NUM_STAGES - 1)):
-                self._delete([name for name in gone if _stage(name) == stage])
+            self._delete([name for name in gone if name in self._sent])  # what another checkpoint replaces
         finally:
-            told.cancel()
             self._write_state()
 
-    def _say_once(self, line: str) -> None:
-        if not self._is_slow:
-            self._is_slow = True
-            self._say(line)
-
     def _delete(self, names: Sequence[str]) -> None:
-        if names:
-            self._remote.delete(names)
+        self._remote.delete(names)
         for name in names:
             del self._sent[name]
 
-    def _clear(self, there: Mapping[str, Stamp], sent: Mapping[str, Stamp]) -> None:
-        """Empty the local folder. Checkpoints missing at the URI are moved aside with their run."""
-        folder = self._folder.path
-        (folder / HOLDER).unlink(missing_ok=True)
-        here = stamps(folder)
-        names = changed(here, sent) if there else list(here)
-        aside = folder.with_name(f"{folder.name}.aside-{time.strftime('%Y%m%d-%H%M%S')}")
-        is_kept = any(name.endswith("/checkpoint.json") for name in names)
-        if is_kept:
-            aside.mkdir()
-            self._say(f"the local folder has checkpoints that {self.uri} lacks; they are now in {aside}")
-        for path in folder.iterdir():
-            if path.name == ".lock":
-                continue
-            if is_kept:
-                path.rename(aside / path.name)
-            elif path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
     def _mirror(self, there: Mapping[str, Stamp]) -> None:
-        """Fetch the remote files into the empty local folder."""
+        """Put the remote files in the place of the local folder's contents."""
         folder = self._folder.path
-        names = [name for name in _whole_parts(there) if not is_hidden(name)]
+        (folder / HOLDER).unlink(missing_ok=True)  # first: an emptied folder must not count as what was sent
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
+        names = [name for name in there if not is_hidden(name)]
         if names:
             size = sum(there[name][0] for name in names) / 1e6
             self._say(f"fetching {len(names)} files ({size:.1f} MB) from {self.uri}")
@@ -264,20 +231,6 @@ def _is_ours(name: str) -> bool:
     """Whether only a run writes such a file; others may be the user's."""
     is_part = name.rpartition("/")[2].startswith(".") and name.endswith(".part")
     return name in MARKS or is_part or name.startswith(("checkpoints/", "clients.parquet/", "arrays/"))
-
-
-def _whole_parts(names: Iterable[str]) -> list[str]:
-    """Drop parts of clients.parquet whose rounds are contained in a merged part."""
-    rounds = {name: found.groups() for name in names if (found := _PART.fullmatch(name))}
-
-    def is_inside(name: str) -> bool:
-        first, last = rounds[name]
-        return any(a <= first and last <= b for other, (a, b) in rounds.items() if other != name)
-
-    return [name for name in names if name not in rounds or not is_inside(name)]
-
-
-_PART = re.compile(r"clients\.parquet/rounds-(\d+)-(\d+)\.parquet")
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_a_whole_cohort_that_diverged_is_an_error_and_no_round(methods, root, tm
     )
     with pytest.raises(
         RaysimError,
-        match=r"non-finite updates of all 1 clients in round 1\. The first number of client 0 .* at the gradient of poison",
+        match=r"non-finite updates of all 1 clients in round 1\. The first number of client 0 .* at the gradients of the methods",
     ):
         quietly(plan)
 

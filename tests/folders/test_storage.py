@@ -196,18 +196,14 @@ def test_emptied_local_folder_does_not_empty_the_storage(root, tmp_path, machine
     assert RunFolder(local).status.name == "completed"
 
 
-def test_run_deleted_there_begins_anew_and_the_local_one_is_put_aside(root, tmp_path, machine):
-    notes, place, begun = [], f"file://{tmp_path}/there", []
+def test_run_deleted_there_begins_anew(root, tmp_path, machine):
+    place, begun = f"file://{tmp_path}/there", []
     with pytest.raises(Stopped):
         execute(a_plan(root, place), on_round=stop_after(1))
     remote = remote_folder(place)
     remote.delete(remote.files())
-    plan = a_plan(root, place, rounds=1, seed=9)
-    execute(plan, on_start=lambda *values: begun.append(values[1]), on_note=notes.append)
+    execute(a_plan(root, place, rounds=1, seed=9), on_start=lambda *values: begun.append(values[1]))
     assert begun == [0]
-    (aside,) = folder_of(place, "runs").glob("a.aside-*")
-    assert any(str(aside) in note for note in notes)
-    assert list(aside.glob("checkpoints/round-*"))
 
 
 def test_process_whose_run_was_taken_over_ends_and_leaves_it_alone(root, tmp_path, machine, expected):
@@ -287,20 +283,21 @@ def test_only_changes_travel_and_in_an_order_that_keeps_a_checkpoint_whole(tmp_p
     write("progress.csv")
     assert pushed() == ["progress.csv"]
     write("checkpoints/round-000002/checkpoint.json", "COMPLETED")
-    for name in ("FAILED", "checkpoints/round-000001/checkpoint.json", "checkpoints/memory/client-1.json"):
+    for name in (
+        "FAILED",
+        "progress.csv",
+        "checkpoints/round-000001/checkpoint.json",
+        "checkpoints/memory/client-1.json",
+    ):
         (folder.path / name).unlink()
     assert pushed() == [
         "-FAILED",
+        "-progress.csv",
         "checkpoints/round-000002/checkpoint.json",
         "COMPLETED",
         "-checkpoints/round-000001/checkpoint.json",
         "-checkpoints/memory/client-1.json",
     ]
-
-
-def test_part_of_the_clients_rows_that_another_has_too_is_left_there():
-    names = [f"clients.parquet/rounds-{a:06d}-{b:06d}.parquet" for a, b in ((0, 2), (3, 7), (3, 4), (8, 8))]
-    assert storage._whole_parts(["config.yaml", *names]) == ["config.yaml", names[0], names[1], names[3]]
 
 
 def test_unnamed_runs_of_two_machines_get_two_folders(root, tmp_path, machine, monkeypatch):
