@@ -1,9 +1,9 @@
-"""Protocol between the server and its trainers, and a pool with a single trainer in the same process."""
+"""The server's requests to its trainers, and a pool with a single trainer in the same process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from raysim.engine.messages import (
     Columns,
@@ -20,33 +20,50 @@ from raysim.engine.messages import (
 from raysim.engine.schedule import Queues
 from raysim.engine.trainer import Trainer
 
+if TYPE_CHECKING:
+    from raysim.engine.ray.pool import RayPool
+
 Answer = TypeVar("Answer")
 
+#: Requests of the server to its trainers: train, call where results lie, call on slices of a held-out set.
+Pool: TypeAlias = "SerialPool | RayPool"
 
-class Pool(Protocol):
-    """Requests of the server to its trainers: train, call where results lie, call on slices of a held-out set.
 
-    `call` is a function of `Trainer`; the pool decides which trainer runs it.
+class SerialPool:
+    """A `Pool` with a single trainer in this process, the reference for Ray's pools in tests.
+
+    The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves. `call` is a
+    function of `Trainer`; the pool decides which trainer runs it.
     """
+
+    def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
+        self._trainer = make_trainer()
+        self._keeps_memory = keeps_memory
 
     def begin_round(self) -> int:
         """Number of trainers for planning the next round; at least one."""
-        ...
+        return 1
 
     def take_counts(self) -> PoolCounts:
         """Return the usage since the last call."""
-        ...
+        return PoolCounts(trainers=1, nodes=1)
 
     def take_notes(self) -> list[str]:
         """Lines for the user, since this was last asked."""
-        ...
+        return []
 
-    def put(self, value: Packed) -> Handle: ...
-    def get(self, handle: Handle) -> Packed: ...
+    def put(self, value: Packed) -> Handle:
+        return value
+
+    def get(self, handle: Handle) -> Packed:
+        return handle
 
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
         """Run every trainer's queue of tasks; results in order of completion. memories: client -> handle."""
-        ...
+        for blocks in (blocks for tasks in queues for blocks in tasks):
+            before = [memories.get(client) for block in blocks for client in block.clients]
+            reports, after = self._trainer.train(message, blocks, before)
+            yield TaskResult(reports, None, tuple(after) if self._keeps_memory else ())
 
     def at_results(
         self,
@@ -61,7 +78,8 @@ class Pool(Protocol):
         Returns:
           One answer a part, in order; with `adds`, partial sums that together are the sum over all parts.
         """
-        ...
+        asked = [clients for _, clients in parts]
+        return [call(self._trainer, request, some) for some in ([asked] if adds else [[one] for one in asked])]
 
     def on_columns(
         self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
@@ -70,60 +88,6 @@ class Pool(Protocol):
 
         A block of columns is brought together where it is worked on; few are in flight at a time.
         """
-        ...
-
-    def on_slices(
-        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
-    ) -> list[Answer]:
-        """Return an answer per slice, in order, from call(trainer, point, request, slices)."""
-        ...
-
-
-class SerialPool:
-    """A `Pool` with a single trainer in this process, the reference for Ray's pools in tests.
-
-    The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves.
-    """
-
-    def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
-        self._trainer = make_trainer()
-        self._keeps_memory = keeps_memory
-
-    def begin_round(self) -> int:
-        return 1
-
-    def take_counts(self) -> PoolCounts:
-        return PoolCounts(trainers=1, nodes=1)
-
-    def take_notes(self) -> list[str]:
-        return []
-
-    def put(self, value: Packed) -> Handle:
-        return value
-
-    def get(self, handle: Handle) -> Packed:
-        return handle
-
-    def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
-        for blocks in (blocks for tasks in queues for blocks in tasks):
-            before = [memories.get(client) for block in blocks for client in block.clients]
-            reports, after = self._trainer.train(message, blocks, before)
-            yield TaskResult(reports, None, tuple(after) if self._keeps_memory else ())
-
-    def at_results(
-        self,
-        call: Callable[..., Answer],
-        request: object,
-        parts: Sequence[tuple[TaskResult, TaskClients]],
-        *,
-        adds: bool,
-    ) -> list[Answer]:
-        asked = [clients for _, clients in parts]
-        return [call(self._trainer, request, some) for some in ([asked] if adds else [[one] for one in asked])]
-
-    def on_columns(
-        self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
-    ) -> list[Packed]:
         asked = [clients for _, clients in parts]
         clients = [part.clients for part in asked]
         blocks = (
@@ -134,4 +98,5 @@ class SerialPool:
     def on_slices(
         self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
     ) -> list[Answer]:
+        """Return an answer per slice, in order, from call(trainer, point, request, slices)."""
         return call(self._trainer, point, request, slices)

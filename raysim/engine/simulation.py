@@ -7,25 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from raysim.base.errors import ClusterLost
 from raysim.base.texts import round_name
 from raysim.engine.checkpoint import Checkpoint, CheckpointStore
-from raysim.engine.messages import Packed, Snapshot
 from raysim.engine.round_metrics import RoundRecord
 
+if TYPE_CHECKING:
+    from raysim.engine.ray.server import RayServer
+    from raysim.engine.server import Server
 
-class ServerHandle(Protocol):
-    """`Server` itself or its actor."""
-
-    def run_round(self, round_index: int) -> RoundRecord: ...
-    def snapshot(self) -> Snapshot: ...
-    def restore(self, snapshot: Snapshot) -> None: ...
-    def restore_memory(self, client: int, memory: Packed) -> None: ...
-    def changed_clients(self) -> list[int]: ...
-    def client_memory(self, client: int) -> Packed: ...
-    def params_sha256(self) -> str: ...
+ServerHandle: TypeAlias = "Server | RayServer"
 
 
 class RecordKeeper(Protocol):

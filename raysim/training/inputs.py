@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "tiny-imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
+
+#: From stored inputs to those of the model.
+Transform: TypeAlias = "ArrayTransform | InputTransform"
 
 #: `normalise: standard` takes the mean and deviation of the set's own training rows.
 STANDARD = "standard"
@@ -52,28 +55,6 @@ class Examples:
         return Examples(self.inputs[start:end], self.targets[start:end])
 
 
-class Transform(Protocol):
-    """From stored inputs to those of the model."""
-
-    @property
-    def augmentation(self) -> Augmentation | None: ...
-    @property
-    def function(self) -> Callable[..., object] | None: ...
-    @property
-    def plain(self) -> Transform:
-        """The same inputs, neither normalised nor cropped."""
-        ...
-
-    def __call__(self, inputs: Tensor) -> Tensor: ...
-    def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
-        """Some of the inputs that `__call__` made, in the same memory order. chosen: (B,) int64."""
-        ...
-
-    def entries(self, shape: Sequence[int]) -> int:
-        """Return the number of model inputs made from a stored input of the given shape."""
-        ...
-
-
 @dataclass(frozen=True)
 class ArrayTransform:
     """Inputs that are no images: numbers as stored, or (x - mean) / deviation; tokens become int64.
@@ -88,7 +69,8 @@ class ArrayTransform:
     function: Callable[..., object] | None = None
 
     @property
-    def plain(self) -> Transform:
+    def plain(self) -> ArrayTransform:
+        """The same inputs, not scaled."""
         return ArrayTransform()
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -101,9 +83,11 @@ class ArrayTransform:
         return ((inputs.double() - mean) / std).float()
 
     def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
+        """Some of the inputs that `__call__` made. chosen: (B,) int64."""
         return inputs.index_select(0, chosen)
 
     def entries(self, shape: Sequence[int]) -> int:
+        """Return the number of model inputs made from a stored input of the given shape."""
         return math.prod(shape)
 
 
@@ -165,7 +149,7 @@ class InputTransform:
         return images
 
     @property
-    def plain(self) -> Transform:
+    def plain(self) -> InputTransform:
         """The whole image at the input's size, in [0, 1]: neither normalised nor cropped."""
         size = self.crop or self.resize
         return replace(self, mean=(), std=(), resize=size, crop=None, augmentation=None, function=None)

@@ -99,7 +99,7 @@ class LastState:
 
 
 class RayPool:
-    """A `Pool` of trainer actors; lives in the server's process.
+    """A `Pool` of trainer actors, with the calls of `SerialPool`; lives in the server's process.
 
     Trainers may be lost at any time, alone or with their node. A task depends on its arguments alone, so whoever does
     it again gets the same bits: the tasks of a lost trainer go to those who have nothing left to do, and updates that
