@@ -289,7 +289,7 @@ class RunFolder:
         """Return all parts as one table in the order of rounds; None without parts. Raises DataError: a part was
         changed.
         """
-        parts = [self.clients] if self.clients.is_file() else self.client_parts()
+        parts = self.client_parts()
         self.check_unchanged(*parts)
         return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
 

@@ -150,10 +150,9 @@ class Run:
             config = Config.model_validate(self._files.read_config())
         with _sound(self._files.summary):
             facts = self._files.read_json(self._files.summary)
-            shape, kind = facts.get("input_shape") or facts["image_shape"], facts.get("input_type", "uint8")
-            outputs, vocabulary = tuple(map(str, range(facts["num_classes"]))), facts.get("vocabulary", 0)
-            info = SetInfo("", outputs, tuple(shape), 0, "", input_type=kind, vocabulary=vocabulary)
-            spec = model_spec(config, info)
+            shape, outputs = tuple(facts["input_shape"]), tuple(map(str, range(facts["num_classes"])))
+            kind, vocabulary = facts["input_type"], facts["vocabulary"]
+            spec = model_spec(config, SetInfo("", outputs, shape, 0, "", input_type=kind, vocabulary=vocabulary))
         module = build_model(spec, seed=config.seed)
         self._files.check_unchanged(self._files.model)
         with _sound(self._files.model):

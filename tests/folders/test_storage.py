@@ -295,8 +295,8 @@ def test_only_changes_travel_and_in_an_order_that_keeps_a_checkpoint_whole(tmp_p
         "-progress.csv",
         "checkpoints/round-000002/checkpoint.json",
         "COMPLETED",
-        "-checkpoints/round-000001/checkpoint.json",
         "-checkpoints/memory/client-1.json",
+        "-checkpoints/round-000001/checkpoint.json",
     ]
 
 

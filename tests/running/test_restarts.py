@@ -165,7 +165,7 @@ def bare_server(head="127.0.0.1:1"):
 def test_a_head_that_answers_nobody_is_lost_after_a_while(monkeypatch):
     now, looks = [0.0], iter([True, False, True, *[False] * 99])
     monkeypatch.setattr(ray_server.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(ray_server, "can_connect", lambda host, port: next(looks))
+    monkeypatch.setattr(ray_server, "can_connect", lambda address: next(looks))
 
     def wait(refs, timeout, **_):
         now[0] += timeout

@@ -50,9 +50,7 @@ def connected(address: str) -> Iterator[None]:
     Raises:
       ConnectionError: nobody answers there, or the token is not that of the cluster.
     """
-    host, _, port = address.rpartition(":")
-    # Ray itself would try for a minute where nobody listens.
-    if port.isdigit() and not can_connect(host.strip("[]"), int(port)):
+    if not can_connect(address):  # Ray itself would try for a minute
         raise ConnectionError(f"nothing answers at {address}")
     try:
         session = ray.init(address, log_to_driver=False, logging_level=logging.ERROR)

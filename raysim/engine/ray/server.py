@@ -201,11 +201,10 @@ class RayServer:
         Raises:
           ClusterLost: it is gone, or nobody takes connections at the head of the cluster any more.
         """
-        host, _, port = self._head.rpartition(":")
         heard = time.monotonic()
         try:
             while not ray.wait([asked], timeout=PAUSE_S, fetch_local=False)[0]:
-                if can_connect(host.strip("[]"), int(port)):
+                if can_connect(self._head):
                     heard = time.monotonic()
                 elif time.monotonic() - heard >= GONE_S:
                     raise ClusterLost("the head of the cluster was lost", self._head, GO_ON)

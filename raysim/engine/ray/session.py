@@ -48,9 +48,6 @@ LOSSES = (*ENDS, ObjectLostError)
 #: The name in `ray_constants` of whether nodes of other machines may join.
 LOOPBACK = "ENABLE_RAY_CLUSTER"
 
-#: Seconds in which the head of a cluster must take a connection.
-REACH_S = 10.0
-
 #: Seconds between two looks at a cluster that is waited for, or that may be gone.
 PAUSE_S = 5.0
 
@@ -177,8 +174,9 @@ def _ending() -> str:
 
 def _start(num_cpus: int | None = None) -> None:
     address = os.environ.get("RAY_ADDRESS")
-    if address:
-        _check_reachable(address)
+    if address and not can_connect(address):  # Ray would try for minutes
+        mend = "start the cluster, correct RAY_ADDRESS, or unset it for a Ray on this machine"
+        raise RaysimError("no Ray cluster answers", f"RAY_ADDRESS={address}", mend)
     is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
     for attempts_left in reversed(range(STARTS)):
@@ -247,19 +245,6 @@ def _on_loopback() -> Iterator[None]:
             setattr(ray_constants, LOOPBACK, before)
 
 
-def _check_reachable(address: str) -> None:
-    """Raise RaysimError if nobody answers where a cluster is said to be: Ray would try for minutes."""
-    place = address.removeprefix("ray://")
-    host, _, port = place.rpartition(":")
-    if not host or not port.isdigit():  # "auto", or a name that Ray knows
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
-    except (OSError, OverflowError) as error:
-        mend = "start the cluster, correct RAY_ADDRESS, or unset it for a Ray on this machine"
-        raise RaysimError(f"no Ray cluster answers ({error})", f"RAY_ADDRESS={address}", mend) from error
-
-
 def is_in_group() -> bool:
     """Whether this process runs in a placement group, as a trial of a sweep."""
     return ray.util.get_current_placement_group() is not None
@@ -313,9 +298,13 @@ def _going_nodes(second: int) -> frozenset[str]:
     return frozenset(state.get_draining_nodes())
 
 
-def can_connect(host: str, port: int) -> bool:
-    """Whether somebody listens on a TCP port."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
+def can_connect(address: str) -> bool:
+    """Whether somebody listens at HOST:PORT; true for another address, such as "auto", which Ray itself knows."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return True
+    place = host.strip("[]"), int(port)
+    with contextlib.suppress(OSError, OverflowError), socket.create_connection(place, timeout=5.0):
         return True
     return False
 
