@@ -11,6 +11,7 @@ import pytest
 from matplotlib.text import Text
 
 from raysim.base.errors import ConfigError
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.build import make_report
 from raysim.reporting.contents import cost
 from raysim.reporting.document import document
@@ -170,8 +171,8 @@ def test_a_dollar_sign_begins_no_formula(tmp_path):
 
 def test_a_run_without_client_rows_has_an_empty_panel(tmp_path):
     folder = fabricate(tmp_path / "a", 0.5, labels={"method": "A"}, clients=3)
-    table = pq.read_table(folder / "clients.parquet")
-    pq.write_table(table.slice(0, 0), folder / "clients.parquet")
+    (part,) = RunFolder(folder).client_parts()
+    pq.write_table(pq.read_table(part).slice(0, 0), part)
     _, made, _ = drawn([tmp_path], {"figures": ["weights"]})
     assert len(made["weights"].axes[0].lines) == 0
     assert png(class_picture(np.zeros((2500, 2), int), ["a", "b"]))

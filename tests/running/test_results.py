@@ -22,7 +22,7 @@ from raysim.plan.build import model_spec
 from raysim.reporting.runs import find_runs
 from tests.support.report_runs import fabricate
 
-SUMMARY = {"rounds": 1, "image_shape": [8, 8, 1], "num_classes": 10}
+SUMMARY = {"rounds": 1, "input_shape": [8, 8, 1], "input_type": "uint8", "vocabulary": 0, "num_classes": 10}
 #: What each file of a run is read by.
 READ_BY = {
     "config.yaml": lambda run: run.config,
@@ -61,7 +61,9 @@ def test_a_damaged_summary_is_one_sentence_for_whoever_reads_it(content, folder)
 @pytest.mark.parametrize("file", READ_BY)
 @pytest.mark.parametrize("content", [b"", b"{\x00", b"PK\x03\x04 no zip"])
 def test_other_damaged_files_are_named(content, file, folder):
-    (folder / file).write_bytes(content)
+    path = folder / (f"{file}/rounds-000000-000000.parquet" if file == "clients.parquet" else file)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{file.rpartition('/')[2]} is damaged \([^\n]*\) in {folder}[^\n]*$"):
         READ_BY[file](raysim.load(folder))
 
@@ -107,10 +109,6 @@ def test_a_changed_file_of_a_finished_run_is_named_when_it_is_read(file, words, 
     path.write_bytes(path.read_bytes()[:-1])
     files.write_config({**files.read_config(), "labels": {"method": "given later"}})  # which a finished run may get
     read(raysim.load(folder))
-    seal = (folder / "COMPLETED").read_text().splitlines()
-    path.write_bytes(path.read_bytes() + b"\n")
-    (folder / "COMPLETED").write_text(seal[0])  # as older versions wrote it
-    files.check_unchanged(path)
 
 
 @pytest.mark.parametrize("file", ["config.yaml", "progress.csv", "clients.parquet/rounds-000000-000000.parquet"])

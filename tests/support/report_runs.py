@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from raysim.config import Config
+from raysim.folders.run_folder import RunFolder
 from raysim.reporting.build import make_report, published_report
 from raysim.reporting.drawing import draw_figures
 
@@ -72,7 +72,7 @@ def fabricate(
         (folder / status).write_text(text)
     rng = np.random.default_rng(full["seed"])
     if clients:
-        pq.write_table(_clients(clients, rounds, rng), folder / "clients.parquet")
+        RunFolder(folder).append_clients(_clients(clients, rounds, rng))
     for round_index in norms:
         _write_norms(folder / "arrays", round_index, rng)
     return folder
