@@ -34,12 +34,6 @@ def without_partials(function: Callable[..., object]) -> Callable[..., object]:
     return without_partials(function.func) if isinstance(function, partial) else function
 
 
-def is_own_function(function: Callable[..., object]) -> bool:
-    """Whether a function is written in the user's code."""
-    code = getattr(inspect.unwrap(without_partials(function)), "__code__", None)
-    return code is not None and is_own(code.co_filename)
-
-
 def place_in(error: BaseException) -> str:
     """Return "FILE, line 7, in forward": the innermost place of an error in the user's code; empty if none."""
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):

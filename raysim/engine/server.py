@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.base.direction import is_due
 from raysim.base.errors import RaysimError
 from raysim.base.own import own_errors
 from raysim.base.texts import round_name
@@ -262,8 +263,7 @@ class Server:
 
     def _is_due(self, round_index: int) -> bool:
         """Whether to evaluate in this round: every n-th, and the last."""
-        is_due = self.evaluate_every > 0 and (round_index + 1) % self.evaluate_every == 0
-        return is_due or round_index + 1 == self.num_rounds
+        return is_due(round_index + 1, self.evaluate_every, self.num_rounds)
 
     def snapshot(self) -> Snapshot:
         """Everything of the server that a later round depends on, without client memory."""

@@ -1,17 +1,15 @@
-"""Files written whole or not at all, and arrays in a file that are read when they are looked at."""
+"""Files written whole or not at all, and seals over the files of a finished run."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
-from raysim.base.errors import DataError, explained
+from raysim.base.errors import DataError
 from raysim.base.reading import regular_file
 
 
@@ -68,36 +66,6 @@ def _sync(path: Path, mode: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class LoggedArrays(Mapping[str, np.ndarray]):
-    """What methods logged in a round, by name. Raises DataError: the file is damaged; also when an array is looked at."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        with self._sound():
-            self._file = np.load(path, allow_pickle=False)
-            self._names = tuple(self._file.files)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        with self._sound():
-            return np.asarray(self._file[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _sound(self) -> AbstractContextManager[None]:
-        # Of numpy's header, zip and zlib, each of which has its own.
-        mend = "delete that file; what it holds is lost"
-        return explained(f"{self._path.name} is damaged", self._path.parent, mend, Exception)
 
 
 def seal_of(folder: Path, paths: Iterable[Path]) -> str:

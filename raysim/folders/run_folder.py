@@ -26,7 +26,7 @@ from raysim.base.own_code import note_of_values
 from raysim.base.reading import read_json, regular_file
 from raysim.base.settings import Settings
 from raysim.base.texts import visible
-from raysim.folders.files import LoggedArrays, refuse_changed, replaced_file, seal_again, seal_of, write_file
+from raysim.folders.files import refuse_changed, replaced_file, seal_again, seal_of, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
@@ -317,18 +317,17 @@ class RunFolder:
         return dict(sorted(paths.items()))
 
     def logged_arrays(self) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-        """Yield (round, logged arrays) of each round with arrays; arrays are read on access.
-
-        Raises:
-          DataError: a file is damaged or was changed; also when an array of it is looked at.
-        """
+        """Yield (round, logged arrays) of each round with arrays. Raises DataError: a file is damaged or was changed."""
         for index, path in self.array_files().items():
             self.check_unchanged(path)
-            arrays = LoggedArrays(path)
-            try:
-                yield index, arrays
-            finally:
-                arrays.close()
+            mend = "delete that file; what it holds is lost"
+            # Of numpy's header, zip and zlib, each of which has its own errors.
+            with (
+                explained(f"{path.name} is damaged", path.parent, mend, Exception),
+                np.load(path, allow_pickle=False) as file,
+            ):
+                arrays = dict(file)
+            yield index, arrays
 
 
 def _column(values: np.ndarray) -> pa.Array:

@@ -48,14 +48,9 @@ def _name_ticks(axis: Axis, names: Sequence[object], *, most: int = 40, size: in
 
 def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
     """Shares of each true class, with the counts where there is room."""
-    from matplotlib.figure import Figure
-
-    count, longest = len(classes), max(map(len, classes))
-    side = float(np.clip(0.4 * count, 2.4, 12))
-    margin = 0.6 + 0.07 * longest
-    figure = Figure(figsize=(side + margin + 0.3, side + margin + 0.4), dpi=100)
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
+    count = len(classes)
+    side = float(np.clip(0.4 * count, 2.4, 12)) + 0.6 + 0.07 * max(map(len, classes))
+    figure, axes = _figure(side, side)
     shares = matrix / np.maximum(1, matrix.sum(1, keepdims=True))
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     _name_ticks(axes.xaxis, classes)

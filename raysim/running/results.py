@@ -199,9 +199,6 @@ class Runs(Sequence[Run]):
     def __getitem__(self, index: int | slice) -> Run | Runs:
         return Runs(self._runs[index], self.folder) if isinstance(index, slice) else self._runs[index]
 
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
-
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self._runs[:5])
         return f"Runs of {len(self)}: {names}{' ...' if len(self) > 5 else ''}"

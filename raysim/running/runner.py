@@ -22,7 +22,7 @@ from torch import Tensor
 from raysim.base.direction import DIRECTIONS, OF_RAYSIM
 from raysim.base.errors import ClusterLost, Fault, RaysimError, RunExists, explained
 from raysim.base.progress import Tell, silent
-from raysim.base.settings import Settings, name_and_options
+from raysim.base.settings import Settings, flatten
 from raysim.base.texts import round_name
 from raysim.base.uri import masked
 from raysim.config import Config, methods_label
@@ -365,15 +365,8 @@ def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
     return trained_tensors(plan.spec, plan.layout, seed=seed, state=state, counters=snapshot.counters)
 
 
-def hyperparameters(config: Config) -> dict[str, str | int | float]:
+def hyperparameters(config: Config) -> Settings:
     """The settings that comparisons are made by, flat, for TensorBoard's hyper-parameter view."""
-    flat: dict[str, str | int | float] = {"seed": config.seed, "rounds": config.rounds, "cohort": config.cohort_size}
-    flat["methods"] = methods_label(config.methods)
-    for name, options in map(name_and_options, config.methods):
-        plain = {key: value if isinstance(value, str | int | float) else str(value) for key, value in options.items()}
-        flat |= {f"{name}.{key}": value for key, value in plain.items()}
-    for group in ("data", "partition", "model", "local"):
-        values = getattr(config, group).model_dump(mode="json")
-        values.pop("root", None)  # a place, no setting
-        flat |= {f"{group}.{key}": value for key, value in values.items() if isinstance(value, str | int | float)}
-    return flat | {f"labels.{key}": value for key, value in config.labels.items()}
+    groups = {"seed", "rounds", "cohort", "data", "partition", "model", "local", "labels"}
+    flat = {"methods": methods_label(config.methods)} | flatten(config.model_dump(mode="json", include=groups))
+    return {key: value for key, value in flat.items() if isinstance(value, str | int | float) and key != "data.root"}

@@ -235,12 +235,3 @@ def test_hooks_of_the_right_shapes_pass():
     assert run_grads(Method("mine", grads=lambda *anything: anything[0])).shape == (3,)
     assert run_forward(lambda layer, inputs: layer(inputs)).shape == (2, 5)
     assert run_forward(lambda layer, inputs: layer(inputs)[:, :2], nn.ReLU()).shape == (2, 2)
-
-
-def test_two_methods_of_the_users_own_that_clash_are_named_by_their_places():
-    first, second = (
-        Method(name, loss=lambda loss, client: loss, claims=frozenset({"criterion"})) for name in ("one", "two")
-    )
-    (fault,) = conflicts([first, second], ["criterion"], ())
-    assert "raysim methods" not in fault
-    assert fault.count("test_hooks.py, line ") == 2

@@ -83,19 +83,3 @@ def test_shards_are_built_though_others_have_all_cpus(root, tmp_path, ray_cluste
         builder.join(120)
         assert found, "it waits for a CPU"
     assert files(found[0]) == files(build_shards(manifest, tmp_path / "one"))
-
-
-def test_helpers_of_ray_data_stay_in_a_ray_of_others_and_end_in_our_own(root, tmp_path, ray_cluster, monkeypatch):
-    from raysim.engine.ray import session
-    from raysim.engine.ray.shards import write_shards
-
-    manifest = manifest_of(root, None)
-    build_shards(manifest, tmp_path / "theirs", write_shards)
-    left = {one for one in session._named() if "raysim" not in one[0]}
-    assert left
-    for name, namespace in left:
-        ray_cluster.kill(ray_cluster.get_actor(name, namespace))
-    monkeypatch.setattr(session, "_OWN", {ray_cluster.get_runtime_context().gcs_address})
-    ours = build_shards(manifest, tmp_path / "ours", write_shards)
-    assert not left & session._named()
-    assert files(ours) == files(build_shards(manifest, tmp_path / "one"))

@@ -68,7 +68,7 @@ def test_other_damaged_files_are_named(content, file, folder):
         READ_BY[file](raysim.load(folder))
 
 
-def test_a_damaged_array_is_named_when_it_is_looked_at(folder):
+def test_a_damaged_array_is_named(folder):
     files = RunFolder(folder)
     files.write_arrays(0, {"a.b": np.arange(400.0).reshape(20, 20), "a.c": np.zeros(3)})
     assert raysim.load(folder).arrays("a.b")[0].shape == (20, 20)
@@ -76,11 +76,8 @@ def test_a_damaged_array_is_named_when_it_is_looked_at(folder):
     content = bytearray(path.read_bytes())
     content[200] ^= 1
     path.write_bytes(content)
-    ((index, arrays),) = files.logged_arrays()
-    assert (index, list(arrays)) == (0, ["a.b", "a.c"])
     with pytest.raises(DataError, match=r"^round_00000\.npz is damaged \([^\n]*\) in [^\n]*$"):
         raysim.load(folder).arrays("a.b")
-    assert list(raysim.load(folder).arrays("a.c")[0]) == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import aiohttp
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from ray.job_submission import JobDetails, JobSubmissionClient
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """End of a job. exit_code: of the command, None if unknown; message: Ray's text."""
+    """End of a job. status: SUCCEEDED, FAILED or STOPPED; exit_code: of the command, None if unknown; message: Ray's text."""
 
-    status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
+    status: str
     exit_code: int | None
     message: str
 
@@ -68,11 +67,7 @@ class Jobs:
                 time.sleep(0.5)
         except (RuntimeError, OSError, aiohttp.ClientError) as error:
             raise ConnectionError(str(error)) from error
-        status = details.status
-        name: Literal["SUCCEEDED", "FAILED", "STOPPED"] = (
-            "SUCCEEDED" if status == JobStatus.SUCCEEDED else "FAILED" if status == JobStatus.FAILED else "STOPPED"
-        )
-        return JobEnd(name, details.driver_exit_code, details.message or "")
+        return JobEnd(details.status.value, details.driver_exit_code, details.message or "")
 
     def _find(self, job_id: str) -> JobDetails | None:
         return next((job for job in self._client.list_jobs() if job.submission_id == job_id), None)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import lru_cache
-from threading import Lock
 from typing import Any, TypedDict, TypeVar
 
 import ray
@@ -71,9 +70,6 @@ _STARTER = ThreadPoolExecutor(1, "ray-ahead")
 #: Losses after which this process left a Ray; see `end_process`.
 _LEFT: list[ClusterLost] = []
 _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
-#: The addresses of the Rays that this process has started for itself.
-_OWN: set[str] = set()
-_LIBRARY = Lock()
 
 
 @contextlib.contextmanager
@@ -182,15 +178,13 @@ def _start(num_cpus: int | None = None) -> None:
     for attempts_left in reversed(range(STARTS)):
         try:
             with _on_loopback() if is_ours else contextlib.nullcontext():
-                context: Any = ray.init(
+                ray.init(
                     address or "local",
                     num_cpus=num_cpus if is_ours else None,
                     include_dashboard=False if is_ours else None,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                 )
-            if is_ours:
-                _OWN.add(context.address_info["gcs_address"])
             return
         except Exception as error:  # Ray raises no class of its own here
             ray.shutdown()
@@ -202,30 +196,6 @@ def _start(num_cpus: int | None = None) -> None:
                 raise RaysimError(
                     f"Ray did not start in {STARTS} attempts of 30 s", "Ray on this machine", mend
                 ) from error
-
-
-@contextlib.contextmanager
-def no_actors_left() -> Iterator[None]:
-    """End named actors that a library started inside the block, on a local Ray; on a shared Ray they stay.
-
-    One thread at a time has such a block.
-    """
-    if ray.get_runtime_context().gcs_address not in _OWN:
-        yield
-        return
-    with _LIBRARY:
-        before = _named()
-        yield
-        for name, namespace in _named() - before:
-            with contextlib.suppress(ValueError, *ENDS):  # it has ended by itself
-                actor = ray.get_actor(name, namespace)
-                ray.get(actor.__ray_ready__.remote())  # after what it was asked before: Ray complains of lost calls
-                ray.kill(actor)
-
-
-def _named() -> set[tuple[str, str]]:
-    """(name, namespace) of all named actors."""
-    return {(one["name"], one["namespace"]) for one in ray.util.list_named_actors(all_namespaces=True)}
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from filelock import FileLock
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.base.errors import RaysimError
-from raysim.engine.ray.session import LOSSES, Actor, no_actors_left, this_node
+from raysim.engine.ray.session import LOSSES, Actor, this_node
 from raysim.folders.files import file_digest, partial_file
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ RETRIES = 5
 
 
 def write_shards(plan: ShardPlan) -> Iterator[Filled]:
-    """`shard_files.write_serially` by the Ray Data pipeline, on the running Ray; its two helpers, 0.25 GB, do not stay."""
+    """`shard_files.write_serially` by the Ray Data pipeline, on the running Ray."""
     from raysim.data.pipeline import write_with_ray_data  # takes a second: most runs find their shards written
 
-    with no_actors_left():
-        yield from write_with_ray_data(plan)
+    yield from write_with_ray_data(plan)
 
 
 class FileHost:
