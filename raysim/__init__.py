@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raysim.version import __version__
+from raysim.base import __version__
 
 if TYPE_CHECKING:
     from raysim.api import arrays as arrays

@@ -13,7 +13,6 @@ ROOT = Path(__file__).parent.parent
 CORE, TRAINING, DATA, CONFIG = "raysim.core", "raysim.training", "raysim.data", "raysim.config"
 # From the lowest room up: a file imports from its own room and from those before it. Files at the root stand alone.
 FLOORS = (
-    "raysim/version.py",
     "raysim/base",
     "raysim/core",
     "raysim/config",

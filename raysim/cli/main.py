@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from raysim.base import __version__
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError
 from raysim.base.own_code import refuse_shadows
@@ -32,7 +33,6 @@ from raysim.cli.terminal import (
     run_table,
 )
 from raysim.cli.unexpected import shown_once, told
-from raysim.version import __version__
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from raysim.base import __version__
 from raysim.base.settings import Settings
-from raysim.version import __version__
 
 PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "scikit-learn")
 

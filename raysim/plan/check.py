@@ -73,10 +73,6 @@ def check(
         raise ConfigError(faults + own_faults, source)
     faults += [] if has_room else check_resources(config)
     faults += [*check_metrics(config), *logger_faults(config.loggers)]
-    if config.report.figures:
-        from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
-
-        faults += figure_faults(config.report.figures)
     sets, data_faults = (ready, []) if ready is not None else or_faults(partial(open_sets, config), "data")
     faults += data_faults
     if sets is None:

@@ -34,13 +34,18 @@ def scores_of_mains(*mains: str) -> set[str]:
 
 
 def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
-    """Return a report's metrics that none of the runs will record."""
+    """Return faults of a report: metrics that no run will record, and unknown figures."""
     metrics = {} if report.metric is None else {"report.metric": report.metric}
     for label, named in report.metrics.items():
         metrics |= {f"report.metrics.{label}.{value}": metric for value, metric in named.items()}
     names = {key: ReportMetric(metric).bare for key, metric in metrics.items()}
     texts = {key: metric_fault(name, configs) for key, name in names.items() if name not in SUMMARY_NUMBERS}
-    return [Fault(key, text) for key, text in texts.items() if text]
+    faults = [Fault(key, text) for key, text in texts.items() if text]
+    if report.figures:
+        from raysim.reporting.drawing import figure_faults  # loads matplotlib: only where figures are named
+
+        faults += figure_faults(report.figures)
+    return faults
 
 
 def metric_fault(metric: str, configs: Sequence[Config]) -> str:
