@@ -62,7 +62,7 @@ def run(
     is_planned: Planned = False,
 ) -> None:
     """Run a federation and write its run directory."""
-    from raysim import launch
+    import raysim.launch as launch
     from raysim.config import parse_config, parse_overrides
     from raysim.config.reading import as_file
 
@@ -115,7 +115,7 @@ def tune(
     is_planned: Planned = False,
 ) -> None:
     """Run a sweep on Ray Tune; the same command again runs what is not finished."""
-    from raysim import launch
+    import raysim.launch as launch
     from raysim.tuning.plan import read_sweep
 
     raw = read_sweep(Path(config), overrides or [], is_scaled=is_scaled)

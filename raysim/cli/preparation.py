@@ -18,7 +18,6 @@ from raysim.data.facts import FACTS
 from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.find import prepare_by_name
-from raysim.training.tasks import TASKS
 
 
 def prepare_and_print(
@@ -148,4 +147,4 @@ def _outputs(info: SetInfo) -> str:
     """What the targets of a set are, in words."""
     if info.task == "regression":
         return f"regression of {', '.join(info.classes)}"
-    return f"{len(info.classes)} {info.task if info.task in TASKS else 'outputs'}"
+    return f"{len(info.classes)} {'outputs' if ':' in info.task else info.task}"

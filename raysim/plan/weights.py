@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import torch
 from filelock import FileLock
 from safetensors.torch import save_file
 
+from raysim.base.errors import ModelError
 from raysim.folders.files import replaced_file
 from raysim.models import ModelSpec, find_architecture
-from raysim.models.pretrained import pretrained_weights, weights_sha256
+from raysim.models.pretrained import pretrained_weights, read_weights, weights_sha256
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,15 @@ class HeldWeights:
 
 
 NO_WEIGHTS = HeldWeights()
+
+
+def holds_adapters(pretrained: str | None) -> bool:
+    """Whether a file holds weights with adapters; other faults of the file are found by the runs' own check."""
+    if pretrained in (None, "default"):
+        return False
+    with contextlib.suppress(ModelError), torch.device("meta"):
+        return any(".lora_" in name for name in read_weights(Path(pretrained).expanduser()))
+    return False
 
 
 def held_weights(spec: ModelSpec, cache: Path) -> HeldWeights:

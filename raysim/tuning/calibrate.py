@@ -6,7 +6,6 @@ what is not finished, and fits and draws anew. The one module of `methods` that 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import json
@@ -24,18 +23,18 @@ from safetensors.torch import load_file
 from methods.livar.calibration import Result, calibration, explain, rows_of_run
 from methods.livar.importance import plain_table
 from methods.livar.regression import gram, target_coefficients
-from raysim.base.errors import ConfigError, Fault, ModelError, RaysimError, explained, refuse
+from raysim.base.errors import ConfigError, Fault, RaysimError, explained, refuse
 from raysim.base.progress import Listener
 from raysim.base.uri import is_uri
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
-from raysim.models.pretrained import read_weights
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.cost import cost_of
 from raysim.plan.splitting import uses_validation
+from raysim.plan.weights import holds_adapters
 from raysim.running.runner import changes
 from raysim.tuning.calibrate_figures import draw_calibration
 from raysim.tuning.plan import Sweep
@@ -133,18 +132,9 @@ def _own_faults(config: Config) -> Iterator[Fault]:
     if name != "livar" or any(options.get(key) == value for key, value in without.items()):
         text = f"must begin with livar, which counts the importances, got {first!r}; or drop it"
         yield Fault("methods", text)
-    if _holds_adapters(start := config.model.pretrained):
+    if holds_adapters(start := config.model.pretrained):
         text = f"{start} holds adapters; eq. 4 is about what training from none of them adds"
         yield Fault("model.pretrained", f"{text}: give weights of a run without model.lora, or default")
-
-
-def _holds_adapters(pretrained: str | None) -> bool:
-    """Whether a file holds weights with adapters; other faults of the file are found by the runs' own check."""
-    if pretrained in (None, "default"):
-        return False
-    with contextlib.suppress(ModelError), torch.device("meta"):
-        return any(".lora_" in name for name in read_weights(Path(pretrained).expanduser()))
-    return False
 
 
 def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
