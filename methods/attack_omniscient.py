@@ -86,20 +86,23 @@ def min_max(*, share: float = 0.2, from_round: int = 0, direction: Direction = "
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
-def min_sum(*, share: float = 0.2, from_round: int = 0, direction: Direction = "std") -> Method:
+def min_sum(
+    *, share: float = 0.2, from_round: int = 0, direction: Direction = "std", as_in: Literal["release"] | None = None
+) -> Method:
     """Attackers send mean + gamma p, whose squared distances to the honest updates sum up to no more than an honest one's.
 
     Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search. The
-    bound is the largest sum of an honest update, as in the paper; the authors' notebooks take the smallest.
+    published tables come from notebooks with another bound, see `as_in`.
 
     Args:
       share: of all clients, drawn once from the seed, rounded to whole clients.
       from_round: before this round all clients are honest.
       direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
+      as_in: null, the paper: the largest sum of an honest update is the bound; "release", the authors' notebooks: the smallest.
     Raises:
       ValueError: an option outside of its range.
     """
-    craft = partial(hidden, direction=direction, bound="sum")
+    craft = partial(hidden, direction=direction, bound="sum" if as_in is None else "smallest_sum")
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
@@ -170,14 +173,15 @@ def largest_gamma(gram: Tensor, bound: str) -> float:
 
     Args:
       gram: (h + 2, h + 2) float64, products of the honest updates, their mean and p.
-      bound: "max" (min_max) or "sum" (min_sum).
+      bound: "max" (min_max), "sum" (min_sum), or "smallest_sum" (min_sum as in its authors' code).
     """
     h = len(gram) - 2
     honest = squared_distances(gram[:h, :h])
     a, b, c = squared_distances(gram)[h, :h], gram[h + 1, h] - gram[h + 1, :h], gram[h + 1, h + 1]
-    limit = honest.max()
-    if bound == "sum":
-        limit, a, b, c = honest.sum(1).max(), a.sum(), b.sum(), h * c
+    sums = honest.sum(1)
+    limit = {"max": honest.max(), "sum": sums.max(), "smallest_sum": sums.min()}[bound]
+    if bound != "max":
+        a, b, c = a.sum(), b.sum(), h * c
     roots = ((b.square() + c * (limit - a)).clamp_min(0).sqrt() - b) / c
     return float(roots.min().clamp_min(0)) if c > 0 else 0.0
 

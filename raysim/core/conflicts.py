@@ -8,6 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations, permutations
 
+from raysim.base.texts import listed
 from raysim.core.layout import Layout
 from raysim.core.method import Method
 
@@ -73,29 +74,39 @@ def conflicts(
                 faults.append(f"{nothing}: {_known(claim, resources)}")
     faults += exclusions(methods)
     pairs = list(combinations([m for m in methods if not m.is_phase], 2))
-    for pair in (pair for pair in pairs if not exclusions(pair)):
-        faults += _decided_twice(*pair, resources) + _discarded(*pair)
-    return faults
+    pairs = [pair for pair in pairs if not exclusions(pair)]
+    return faults + _decided_twice(pairs, resources) + [text for pair in pairs for text in _discarded(*pair)]
 
 
 def exclusions(methods: Sequence[Method]) -> list[str]:
     """Return faults for methods whose hooks are excluded by another method."""
-    faults = []
+    reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, other in permutations(methods, 2):
         hooks = [hook for hook in method.excludes if getattr(other, hook) not in (None, False)]
         if hooks and other.name not in method.trusts:
-            both = f"{other.name} cannot run beside {method.name} because of its `{hooks[0]}`"
-            faults.append(f"{both}: {method.excludes[hooks[0]]}; drop one")
+            reasons.setdefault((hooks[0], method.excludes[hooks[0]]), []).append((other.name, method.name))
+    faults = []
+    for (hook, text), pairs in reasons.items():
+        others, beside = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+        its = f"because of {'its' if len(others) == 1 else 'their'} `{hook}`"
+        keep = "drop one" if len(pairs) == 1 else f"drop {listed(others, 'and')}, or {listed(beside, 'and')}"
+        faults.append(f"{listed(others, 'and')} cannot run beside {listed(beside, 'and')} {its}: {text}; {keep}")
     return faults
 
 
-def _decided_twice(first: Method, second: Method, resources: Sequence[str]) -> list[str]:
-    """Return a fault for resources that both methods claim."""
-    both = [resource for resource in resources if _claims(first, resource) and _claims(second, resource)]
-    if not both:
-        return []
-    what = f"{', '.join(both[:3])}{' ...' if len(both) > 3 else ''}"
-    return [f"{first.name} and {second.name} both decide {what}: drop one, or build one of them without that part"]
+def _decided_twice(pairs: Sequence[tuple[Method, Method]], resources: Sequence[str]) -> list[str]:
+    """Return faults for resources claimed by several methods, one for each set of resources."""
+    rivals: dict[tuple[str, ...], dict[str, Method]] = {}
+    for pair in pairs:
+        if both := tuple(resource for resource in resources if all(_claims(method, resource) for method in pair)):
+            rivals.setdefault(both, {}).update({method.name: method for method in pair})
+    faults = []
+    for both, named in rivals.items():
+        decide = f"{listed(list(named), 'and')} {'both' if len(named) == 2 else 'all'} decide"
+        what = f"{', '.join(both[:3])}{' ...' if len(both) > 3 else ''}"
+        keep = "drop one" if len(named) == 2 else "keep one"
+        faults.append(f"{decide} {what}: {keep}, or build one of them without that part")
+    return faults
 
 
 def _discarded(first: Method, second: Method) -> list[str]:

@@ -58,6 +58,17 @@ def test_conflicts_name_methods_and_remedy(root, methods, words):
         assert word in text
 
 
+def test_one_cause_is_one_fault_whatever_the_number_of_methods(root):
+    rules = ["krum", "bulyan", "dnc", "trimmed_mean", "fltrust"]
+    excluded, weights, merge = sorted(faults_of(root, rules), key=lambda text: "decide merge" in text)
+    assert excluded.startswith(
+        "krum, dnc and fltrust cannot run beside bulyan and trimmed_mean because of their `weigh`"
+    )
+    assert excluded.endswith("; drop krum, dnc and fltrust, or bulyan and trimmed_mean")
+    assert weights.startswith("krum, dnc and fltrust all decide weights:")
+    assert merge.startswith("bulyan and trimmed_mean both decide merge: drop one")
+
+
 def test_right_order_of_modifier_and_replacer_is_legal(root):
     plan_of(root, ["fedrs", "univarfl", "moon"])
     plan_of(root, ["fedvg", {"freeze": {"trains_locally": True}}])
