@@ -14,13 +14,7 @@ NextMoment = Callable[[Tensor, Tensor], Tensor]
 
 
 def fedadam(
-    *,
-    server_lr: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
-    init_v: float = 0.0,
-    bias_correction: bool = False,
+    *, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, init_v: float = 0.0
 ) -> Method:
     """Adam on the server; the aggregated update Δ is the negative gradient.
 
@@ -28,7 +22,8 @@ def fedadam(
         m <- beta1 m + (1 - beta1) Δ,   v <- beta2 v + (1 - beta2) Δ^2,   w <- w + server_lr m / (sqrt(v) + tau)
     Δ is weighted by examples, as in the paper's experiments, unless other methods say otherwise. Parameters only:
     BatchNorm statistics are averaged as they are, since an optimiser can drive a running variance below zero. A round
-    in which nobody took a step changes nothing.
+    in which nobody took a step changes nothing. The authors' code (Keras) corrects the bias of m and v, which Algorithm 2 does
+    not.
 
     Args:
       server_lr: > 0. The paper tunes it for every task; with sqrt(v) well above tau it is about the size of a step of
@@ -36,8 +31,6 @@ def fedadam(
       beta1, beta2: in [0, 1); the paper's 0.9 and 0.99.
       tau: > 0, added outside the root: below |Δ| it makes steps of equal size, above it makes them follow Δ.
       init_v: v at the start, >= 0; 0 in the paper's experiments, though Algorithm 2 asks for at least tau^2.
-      bias_correction: the authors' code (Keras) multiplies the step by sqrt(1 - beta2^t) / (1 - beta1^t), with t from
-        1; Algorithm 2 does not.
     Raises:
       ValueError: a value out of range.
     """
@@ -45,17 +38,11 @@ def fedadam(
     def next_v(v: Tensor, square: Tensor) -> Tensor:
         return beta2 * v + (1 - beta2) * square
 
-    return _fedopt("fedadam", next_v, server_lr, beta1, beta2, tau, init_v, bias_correction)
+    return _fedopt("fedadam", next_v, server_lr, beta1, beta2, tau, init_v)
 
 
 def fedyogi(
-    *,
-    server_lr: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
-    init_v: float = 0.0,
-    bias_correction: bool = False,
+    *, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, init_v: float = 0.0
 ) -> Method:
     """Yogi on the server: as `fedadam`, but v moves by at most (1 - beta2) Δ^2.
 
@@ -68,13 +55,12 @@ def fedyogi(
       beta1, beta2: in [0, 1), how slowly m and v move.
       tau: > 0, added to sqrt(v): below |Δ| it makes steps of equal size, above it makes them follow Δ.
       init_v: v at the start, >= 0.
-      bias_correction: as in `fedadam`: multiply the step by sqrt(1 - beta2^t) / (1 - beta1^t), with t from 1.
     """
 
     def next_v(v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - beta2) * square * torch.sign(v - square)
 
-    return _fedopt("fedyogi", next_v, server_lr, beta1, beta2, tau, init_v, bias_correction)
+    return _fedopt("fedyogi", next_v, server_lr, beta1, beta2, tau, init_v)
 
 
 def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3, init_v: float = 0.0) -> Method:
@@ -90,18 +76,11 @@ def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3
       tau: > 0, added to sqrt(v): below |Δ| it makes steps of equal size, above it makes them follow Δ.
       init_v: v at the start, >= 0.
     """
-    return _fedopt("fedadagrad", torch.add, server_lr, beta1, 0.0, tau, init_v, False)
+    return _fedopt("fedadagrad", torch.add, server_lr, beta1, 0.0, tau, init_v)
 
 
 def _fedopt(
-    name: str,
-    next_v: NextMoment,
-    server_lr: float,
-    beta1: float,
-    beta2: float,
-    tau: float,
-    init_v: float,
-    corrects: bool,
+    name: str, next_v: NextMoment, server_lr: float, beta1: float, beta2: float, tau: float, init_v: float
 ) -> Method:
     """The method around a rule for the second moment, next_v(v, Δ^2)."""
     for key, beta, usual in (("beta1", beta1, 0.9), ("beta2", beta2, 0.99)):
@@ -114,15 +93,13 @@ def _fedopt(
         raise ValueError(f"{name}: init_v must be >= 0, got {init_v}; 0 is common, tau^2 is Algorithm 2's least")
 
     def init(params: Tensor, layout: Layout) -> State:
-        return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v), "t": 0}
+        return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v)}
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         if not bool(update.any()):  # and not whether anybody came, which behind `dp` must not be seen
             return update, state
-        t = state["t"] + 1
         m = beta1 * state["m"] + (1 - beta1) * update
         v = next_v(state["v"], update * update)
-        rate = server_lr * ((1 - beta2**t) ** 0.5 / (1 - beta1**t) if corrects else 1.0)
-        return rate * m / (v.sqrt() + tau), {"m": m, "v": v, "t": t}
+        return server_lr * m / (v.sqrt() + tau), {"m": m, "v": v}
 
     return Method(name, init=init, server_update=server_update, claims=frozenset({"server-optimizer"}))

@@ -32,7 +32,6 @@ from raysim.reporting.tables import (
     Table,
     cells_of,
     make_tables,
-    other_methods,
     published_cells,
     row_of,
     text,
@@ -92,7 +91,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     asked = _request(runs, given, source)
     group = asked.group
     finished = _recorded(_finished(runs), group, asked.metrics, asked.notes)
-    asked.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
+    asked.notes.extend(other_rows(finished, group.rows))
     report = _compared(asked, cells_of(finished, asked.metrics, asked.beside), asked.measure, runs)
     if any(run.claimed for run in finished):
         report = replace(report, theirs=[])  # shares of layers have no labels of a set that published ones have, too
@@ -110,8 +109,6 @@ def published_report(given: Settings, *, source: str = "the command line") -> Re
     asked = _request([], given, source)
     if not asked.theirs:
         raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
-    if idle := [key for key in ("metric", "metrics", "mode", "target") if key in given]:
-        asked.notes.append(f"`report.{'`, `report.'.join(idle)}`: has no effect without runs.")
     cells = published_cells(asked.theirs)
     if not cells:
         raise DataError("there is no accuracy", ", ".join(asked.group.published), "name a published table with some")
@@ -189,8 +186,7 @@ def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     finished = [run for run in runs if run.is_finished]
     if runs and not finished:
         listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
-        is_damaged = all(run.status.startswith("damaged") for run in runs)
-        mend = "delete the damaged ones and run them anew" if is_damaged else "finish them: the same command resumes"
+        mend = "finish them: the same command resumes; delete damaged ones"
         raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
     return finished
 

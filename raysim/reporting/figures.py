@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from raysim.base.texts import literal, number
 from raysim.folders.run_folder import RunFolder
 from raysim.reporting.contents import ReportContents
+from raysim.reporting.measure import recorded
 from raysim.reporting.panels import (
     COLOURS,
     DASHES,
@@ -300,8 +301,8 @@ def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner
     """
     seeds = {}
     for seed, folder in cell.folders.items():
-        rows = [row for row in RunFolder(folder).progress_rows() if row.get(name)]
-        seeds[seed] = pd.Series({int(row["round"]) + 1: scale * float(row[name]) for row in rows}, dtype=float)
+        values = recorded(folder, name).items()
+        seeds[seed] = pd.Series({index + 1: scale * value for index, value in values}, dtype=float)
     return pd.concat(seeds, axis=1, join=join).sort_index() if seeds else pd.DataFrame()
 
 

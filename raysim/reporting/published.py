@@ -8,41 +8,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+
+import yaml
 
 from raysim.base.errors import ConfigError, DataError, Fault
 from raysim.base.texts import number
 from raysim.config import nearest, shipped_folder
 
+#: What papers say and how they name sets and networks, by hand.
+NAMES = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
 
-class Statement(NamedTuple):
-    """The metric printed by a paper (None if not stated), the section, and the quotation."""
+#: Paper -> the metric that it prints (None if not stated), the section, and its words.
+STATED: dict[str, dict[str, str | None]] = NAMES["statements"]
 
-    metric: str | None
-    section: str
-    words: str
+#: Printed name -> names of the prepared sets that are it.
+SETS: dict[str, list[str]] = NAMES["sets"]
 
+#: Printed name -> settings of `model`, one of which has to hold. What a recipe sets beyond them is compared where a published
+#: number stands beside a run, see `changed` in `raysim.reporting.runs`.
+NETWORKS: dict[str, list[dict[str, object]]] = NAMES["networks"]
 
-#: Paper -> what it says.
-STATED = {
-    "FedVG": Statement(
-        "best_accuracy",
-        "A.3.1",
-        "While the number of training rounds is fixed at 200, model selection is performed to identify the best round and "
-        "corresponding model based on performance.",
-    ),
-    "FLFA": Statement(
-        "mean_last_10pct_accuracy",
-        "10",
-        "The final test accuracy reported in our main paper is the average of the accuracies from the last 10% of the total "
-        "communication rounds.",
-    ),
-    "LIVAR": Statement(
-        None, "5.1", "We report comparative results in terms of average accuracy across all evaluated methods."
-    ),
-    "NIID-Bench": Statement(None, "leader board", "Note that the accuracy shows the average of three experiments."),
-    "UniVarFL": Statement(None, "4", "All evaluations report accuracy from a single, aggregated global model."),
-}
+#: Weights at the start in `NETWORKS`: any that are given.
+GIVEN = "given"
 
 FOLDER = shipped_folder("configs") / "papers" / "published"
 
@@ -124,7 +111,7 @@ def published(name: str) -> list[Published]:
 def statistics(cells: Sequence[Published]) -> str:
     """Which rounds' accuracy papers print, in words and with their names: "best accuracy of the evaluated rounds (FedVG)"."""
     unnamed = "accuracy of rounds that are not named"
-    said = {paper: WORDS[stated.metric] if stated.metric else unnamed for paper, stated in STATED.items()}
+    said = {paper: WORDS[stated["metric"]] if stated["metric"] else unnamed for paper, stated in STATED.items()}
     papers: dict[str, list[str]] = {}  # words -> papers
     for paper in dict.fromkeys(cell.paper for cell in cells):
         papers.setdefault(said.get(paper, "accuracy"), []).append(paper)
@@ -176,52 +163,6 @@ def _label_of(key: str, labels: Mapping[str, Label]) -> str | None:
     return dotted[0] if len(dotted) == 1 else None
 
 
-#: MedMNIST comes in four sizes; each of them is the set.
-SIZES = ("", "_64", "_128", "_224")
-
-_BY_THEIR_NAME = (
-    *("CIFAR-10", "CIFAR-100", "COVID19", "CUB-200", "EuroSAT"),
-    *("HAM10000", "ImageNet-100", "PACS", "STL-10"),
-)
-
-#: Printed name -> names of the prepared sets that are it.
-SETS: dict[str, tuple[str, ...]] = {
-    **{
-        name: tuple(name.casefold() + size for size in SIZES)
-        for name in ("BloodMNIST", "DermaMNIST", "OrganAMNIST", "OrganCMNIST", "OrganSMNIST", "PathMNIST")
-    },
-    "FMNIST": ("fashion_mnist",),
-    "CIFAR-10.1": ("cifar10", "cifar10_test_cifar10_1_v4", "cifar10_test_cifar10_1_v6"),  # trained on CIFAR-10
-    **{name: (name.casefold().replace("-", ""),) for name in _BY_THEIR_NAME},
-    "ImageNet-R": ("imagenet_r",),
-    "TinyImageNet": ("tiny_imagenet",),
-}
-
-#: Weights at the start: any that are given (`...`), where the printed name has them in it.
-GIVEN = ...
-
-
-_SMALL = {"name": "univarfl_cnn"}
-
-
-_RESNET18 = {"name": "resnet18"}
-
-#: Printed name -> settings of `model`, one of which has to hold; `name` alone where the paper's words say no more. What a
-#: recipe sets beyond them is compared where a published number stands beside a run, see `changed` in `raysim.reporting.runs`.
-NETWORKS: dict[str, tuple[Mapping[str, object], ...]] = {
-    "MobileNetV2": ({"name": "mobilenetv2"},),
-    "ResNet-18": (_RESNET18,),
-    "simple-cnn": ({"name": "lenet"},),
-    "ResNet-50": ({"name": "resnet50"},),
-    "small CNN": (_SMALL,),
-    "small CNN or ResNet-18 (text names both)": (_SMALL, _RESNET18),
-    "not stated": ({},),
-    "ViT-S/16": ({"name": "vit_s16"},),
-    "ViT-B/16": ({"name": "vit_b16"}, {"name": "torchvision:vit_b_16"}),
-    "ViT-B/16 (IN-21k)": ({"name": "timm:vit_base_patch16_224.augreg_in21k", "pretrained": GIVEN},),
-}
-
-
 def is_set(printed: object, name: object) -> bool:
     """Whether a prepared set matches a paper's set; true for names unknown to the papers."""
     known = next((names for other, names in SETS.items() if is_same(other, printed)), None)
@@ -236,5 +177,5 @@ def is_network(printed: object, model: Mapping[str, object]) -> bool:
 
 def _holds(choice: Mapping[str, object], model: Mapping[str, object]) -> bool:
     return all(
-        model.get(key) is not None if value is GIVEN else model.get(key) == value for key, value in choice.items()
+        model.get(key) is not None if value == GIVEN else model.get(key) == value for key, value in choice.items()
     )

@@ -25,7 +25,6 @@ from raysim.reporting.published import (
     Published,
     canonical,
     is_network,
-    is_same,
     is_set,
     match,
     published,
@@ -149,7 +148,7 @@ def _mapping(files: RunFolder, path: Path) -> Settings:
 def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """Give every run a dataset, a model and a method label; runs without labels also the settings in which they differ.
 
-    Settings are named by their dotted keys (`partition.alpha`), or as the labels of other runs name them (`alpha`). Runs that
+    Settings are named by their dotted keys (`partition.alpha`). Runs that
     would fall on one place of a table get those in which they differ. Options of a method that differ between runs of the same
     methods are written with its name, `fedprox (mu=0.1)`, so that rows need no empty columns.
 
@@ -159,7 +158,6 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     runs = [_without_methods(run) for run in runs]
     bare = [run for run in runs if not run.labels and run.config]
     unnamed = [run for run in runs if run.is_named_by_methods and run.config]
-    names = _settings_of_labels(runs) if bare else {}
     varying = [key for key in differing([run.settings for run in bare]) if is_setting(key)]
     options: dict[str, list[Settings]] = {}
     for run in unnamed:
@@ -170,8 +168,7 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
         claimed = unfounded(run)
         labels = run_labels(run.config, {key: value for key, value in run.labels.items() if key not in claimed})
         if not run.labels:
-            keys = [*names, *varying] if run.config else []
-            labels |= {names.get(key, key): value for key, value in run.labels_by(keys).items()}
+            labels |= run.labels_by(varying if run.config else ())
         if run.is_named_by_methods:
             own, names_of_options = _options(run.config), varying_options.get(str(labels["method"]), [])
             differences = ", ".join(f"{key}={own[key]}" for key in names_of_options if key in own)
@@ -200,17 +197,6 @@ def _without_methods(run: ReportedRun) -> ReportedRun:
 def is_setting(key: str) -> bool:
     """Whether a dotted key describes a run and has no label of its own."""
     return SILENT.isdisjoint((key, key.split(".")[0]))
-
-
-def _settings_of_labels(runs: Sequence[ReportedRun]) -> dict[str, str]:
-    """Return dotted key -> label with the same value in every labelled run."""
-    names: dict[str, str] = {}
-    for name in dict.fromkeys(name for run in runs for name in run.labels):
-        having = [run for run in runs if name in run.labels]
-        keys = [key for key in having[0].settings if is_setting(key) and (key == name or key.endswith(f".{name}"))]
-        keys = [key for key in keys if all(is_same(run.labels[name], run.settings.get(key)) for run in having)]
-        names |= {keys[0]: name} if len(keys) == 1 and keys[0] not in names else {}
-    return names
 
 
 def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:

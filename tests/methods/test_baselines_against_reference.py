@@ -32,9 +32,9 @@ CASES = {
     "elastic-all": (NaiveElastic, {"ratio": 1.0}, MOMENTUM),
     "elastic-fl-bench": (NaiveElastic, {"form": "fl-bench"}, NO_DECAY),
     "fedadam": (NaiveFedOpt, {"kind": "adam", "server_lr": 0.01, "beta1": 0.9}, MOMENTUM),
-    "fedadam-corrected": (
+    "fedadam-init-v": (
         NaiveFedOpt,
-        {"kind": "adam", "server_lr": 0.01, "beta1": 0.9, "beta2": 0.9, "init_v": 1e-6, "corrects": True},
+        {"kind": "adam", "server_lr": 0.01, "beta1": 0.9, "beta2": 0.9, "init_v": 1e-6},
         MOMENTUM,
     ),
     "fedyogi": (NaiveFedOpt, {"kind": "yogi", "server_lr": 0.01, "beta1": 0.9}, MOMENTUM),

@@ -53,17 +53,6 @@ def test_adagrads_v_never_falls_and_sums_a_constant_update():
         assert torch.allclose(state["v"], t * UPDATES[0] ** 2)
 
 
-def test_bias_correction_makes_the_first_moment_of_a_constant_update_that_update():
-    """In m / (1 - beta1^t), and so in the step, which then has the size of one with v = Δ^2 at every t."""
-    update = UPDATES[0]
-    steps, states = play(fedadam(bias_correction=True, server_lr=1.0, tau=1e-12), [update] * 8)
-    for t, (step, state) in enumerate(zip(steps, states, strict=True), start=1):
-        assert torch.allclose(state["m"] / (1 - 0.9**t), update, rtol=1e-9)
-        assert torch.allclose(step, update.sign(), rtol=1e-6)
-    plain, _ = play(fedadam(server_lr=1.0, tau=1e-12), [update] * 8)
-    assert not torch.allclose(plain[1], update.sign(), rtol=1e-2)
-
-
 def test_by_hand():
     update = torch.tensor([0.5, -2.0, 0.0], dtype=torch.float64)
     ((first, second), _) = play(fedadam(server_lr=1.0, beta1=0.5, beta2=0.75, tau=0.5), [update, update])

@@ -27,7 +27,7 @@ def test_a_recipes_report_shows_what_its_paper_prints(path, tmp_path):
     fabricate(tmp_path / "sweep" / "a", 0.5)
     (tmp_path / "sweep" / "sweep.yaml").write_text(yaml.safe_dump(read_recipe(path)))
     group = settings(find_runs([tmp_path / "sweep"]), {}, "a test")
-    printed = STATED[FOLDERS[path.parent.name]].metric or NOT_SAID
+    printed = STATED[FOLDERS[path.parent.name]]["metric"] or NOT_SAID
     expected = OTHERS.get(f"{path.parent.name}/{path.stem}", printed)
     if group.metrics:  # the same of several test sets
         ways = {ReportMetric(name).way for every in group.metrics.values() for name in every.values()}
@@ -37,13 +37,13 @@ def test_a_recipes_report_shows_what_its_paper_prints(path, tmp_path):
 
 
 def test_papers_words_name_the_rounds_of_their_metric():
-    words = {paper: stated.words for paper, stated in STATED.items()}
+    words = {paper: stated["words"] for paper, stated in STATED.items()}
     assert "identify the best round" in words["FedVG"]
-    assert STATED["FedVG"].metric == "best_accuracy"
+    assert STATED["FedVG"]["metric"] == "best_accuracy"
     assert "average of the accuracies from the last 10%" in words["FLFA"]
-    assert STATED["FLFA"].metric == "mean_last_10pct_accuracy"
+    assert STATED["FLFA"]["metric"] == "mean_last_10pct_accuracy"
     for paper in ("LIVAR", "UniVarFL", "NIID-Bench"):
-        assert STATED[paper].metric is None
+        assert STATED[paper]["metric"] is None
         assert "round" not in words[paper]
 
 

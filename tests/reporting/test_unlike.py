@@ -39,16 +39,6 @@ def test_labels_of_methods_that_are_names_stay(tmp_path):
     assert headings(make_report([tmp_path / "all"], {})) == ["methods = mine", "methods = theirs"]
 
 
-def test_a_single_run_beside_a_sweep_is_called_by_the_sweeps_labels(tmp_path):
-    for index, (alpha, lr) in enumerate([(0.1, 0.1), (0.1, 0.2), (1.0, 0.1), (1.0, 0.2)]):
-        labels = {"method": "FedAvg", "alpha": alpha, "lr": lr}
-        fabricate(tmp_path / "sweep" / str(index), 0.5, labels=labels, **settings((), lr, alpha))
-    fabricate(tmp_path / "alone", 0.6, **settings(["fedprox"], 0.4, 1.0))
-    report = make_report([tmp_path / "sweep", tmp_path / "alone"], {})
-    assert headings(report)[-1] == "alpha = 1, lr = 0.4"
-    assert report.tables[0].cells["fedprox", (1.0, 0.4)].mean == 60.0
-
-
 def test_columns_name_only_the_labels_that_they_have(tmp_path):
     one = sweep(tmp_path / "one", {("A", 0.1): [0.5], ("A", 1.0): [0.5]})
     labels = {"dataset": "CIFAR-10", "model": "ResNet-18", "method": "A"}
@@ -80,18 +70,6 @@ def test_seeds_of_one_cell_with_other_settings_are_told_apart_too(tmp_path):
     report = make_report([tmp_path / "runs"], {})
     assert headings(report) == ["rounds = 10", "rounds = 20"]
     assert [cell.n for cell in report.cells] == [2, 2]
-
-
-def test_one_name_of_several_methods_is_told(tmp_path):
-    for seed, mu in ((0, 0.01), (1, 0.01), (2, 1.0)):
-        more = settings(seed=seed, methods=[{"fedprox": {"mu": mu}}])
-        fabricate(
-            tmp_path / "runs" / str(seed), 0.5, labels={"method": "A"}, summary={"params_sha256": str(seed)}, **more
-        )
-    (note,) = make_report([tmp_path / "runs"], {}).notes
-    assert note.startswith("One cell of A averages over several methods:")
-    assert '"mu": 0.01}}] in seed 0, 1; ' in note
-    assert '"mu": 1.0}}] in seed 2.' in note
 
 
 def test_the_same_run_under_other_settings_still_counts_once(tmp_path):

@@ -76,7 +76,7 @@ CNN_CASES: dict[str, Methods] = {
     "elastic-fl-bench": [{"elastic": FL_BENCH}],
     "elastic-fl-bench-fedvg": [{"elastic": FL_BENCH}, {"fedvg": {"granularity": "layer"}}],
     "fedadam": ["fedadam"],
-    "fedadam-corrected": [{"fedadam": {"bias_correction": True, "init_v": 1e-6, "beta2": 0.9}}],
+    "fedadam-init-v": [{"fedadam": {"init_v": 1e-6, "beta2": 0.9}}],
     "fedyogi": ["fedyogi"],
     "fedadagrad": ["fedadagrad"],
     "fednova": ["fednova"],

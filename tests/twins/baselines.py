@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 import torch.nn.functional as F
@@ -143,14 +142,12 @@ class NaiveElastic(Naive):
 class NaiveFedOpt(Naive):
     """Reddi et al., Algorithm 2, one tensor at a time."""
 
-    def __init__(self, plan, *, kind, server_lr, beta1, beta2=0.99, tau=1e-3, init_v=0.0, corrects=False, **others):
+    def __init__(self, plan, *, kind, server_lr, beta1, beta2=0.99, tau=1e-3, init_v=0.0, **others):
         super().__init__(plan, **others)
         self.kind, self.server_lr, self.beta1, self.beta2, self.tau = kind, server_lr, beta1, beta2, tau
-        self.corrects, self.t = corrects, 0
         self.m, self.v = zeros(self.model), {n: z + init_v for n, z in zeros(self.model).items()}
 
     def server_step(self, update, names, clients, table):
-        self.t += 1
         for name in names:
             delta, v = update[name], self.v[name]
             self.m[name] = self.beta1 * self.m[name] + (1 - self.beta1) * delta
@@ -162,8 +159,6 @@ class NaiveFedOpt(Naive):
                 v = v - (1 - self.beta2) * delta**2 * torch.sign(v - delta**2)
             self.v[name] = v
             update[name] = self.server_lr * self.m[name] / (v.sqrt() + self.tau)
-            if self.corrects:  # Keras
-                update[name] = update[name] * math.sqrt(1 - self.beta2**self.t) / (1 - self.beta1**self.t)
 
 
 class NaiveFedNova(Naive):
