@@ -382,7 +382,9 @@ def submit(
     config: Annotated[str, Argument(help="a YAML file below the working directory, or a recipe's name")],
     overrides: GridOverrides = None,
     is_scaled: Scaled = False,
-    verb: Annotated[str | None, Option(help="run, tune, calibrate or partition; by default as the file says")] = None,
+    verb: Annotated[
+        Literal["run", "tune", "calibrate", "partition"] | None, Option(help="by default as the file says")
+    ] = None,
     job_id: Annotated[str | None, Option("--id", help="name of the job; by default that of the run")] = None,
     working_dir: Annotated[Path, Option(help="folder that is uploaded")] = Path("."),
     variables: Annotated[list[str] | None, Option("--env", help="NAME=VALUE for the job; several times")] = None,

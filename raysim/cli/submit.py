@@ -19,10 +19,6 @@ from raysim.tuning.plan import read_sweep
 STOPPED = 143
 
 
-#: Verbs that take a configuration.
-VERBS = ("run", "tune", "calibrate", "partition")
-
-
 class Job(NamedTuple):
     """Parts of a job besides the file and the overrides.
 
@@ -49,8 +45,6 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
       ConfigError: a fault that shows without the cluster's data. RaysimError: no cluster answers.
     """
     raw = read_sweep(Path(config), overrides, is_scaled=job.is_scaled)
-    if job.verb not in (None, *VERBS):
-        raise ConfigError([Fault("--verb", f"must be one of {', '.join(VERBS)}, got {job.verb!r}")], "the command line")
     verb = job.verb or ("tune" if sweep.axes_as_written(raw) else "calibrate" if raw.get("calibrate") else "run")
     if verb == "run":
         raw = layered(read_config(Path(config)), parse_overrides(overrides), config, is_scaled=job.is_scaled)

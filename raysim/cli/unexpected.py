@@ -37,8 +37,6 @@ GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExist
 
 def told(error: Exception) -> tuple[str, int]:
     """Return (message, exit status) of an error. Unexpected errors are raised if DEBUG_VARIABLE is set."""
-    if type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error):
-        raise KeyboardInterrupt from error  # what pydantic makes of a Ctrl-C while it builds a class
     if isinstance(error, RaysimError):
         return f"{type(error).__name__}: {error}", 2 if isinstance(error, GIVEN) else 1
     from raysim.engine.simulation import Interrupted  # loads PyTorch

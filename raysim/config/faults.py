@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -82,13 +82,20 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Keep one error per place: of a union, the alternative with a custom message."""
-    first: dict[Place, ErrorDetails] = {}
+    """One error per place: of a union, what its alternatives ask for, or the custom message of one."""
+    found: dict[Place, ErrorDetails] = {}
     for error in errors:
         place = tuple(part for part in error["loc"] if not _is_tag(part))
-        if place not in first or error["type"] == "value_error":
-            first[place] = {**error, "loc": place}
-    return list(first.values())
+        before = found.get(place)
+        if before is None or error["type"] == "value_error":
+            found[place] = {**error, "loc": place}
+        elif before["type"] != "value_error":
+            is_function = (
+                error["type"] == "string_pattern_mismatch"
+            )  # text beside words names a function of the user's own
+            more = "module:function" if is_function else error["msg"].replace("Input should be ", "")
+            before["msg"] += f" or {more[:1].lower()}{more[1:]}"
+    return list(found.values())
 
 
 def _is_tag(part: int | str) -> bool:
@@ -98,38 +105,8 @@ def _is_tag(part: int | str) -> bool:
     return isinstance(part, str) and (is_kind or part.startswith(starts))
 
 
-#: What values of a type are called that stand beside words. Text beside words is the name of a function of the user's own.
-KINDS: dict[object, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "module:function",
-    list: "a list",
-    dict: "a mapping",
-}
-
-#: pydantic's type of an error -> the sentence. A field that takes words gets the sentence "choice", unless its value is a
-#: number below the bound.
-SENTENCES = {
-    "greater_than": "must be > {gt:g}, got {value!r}{hint}",
-    "greater_than_equal": "must be >= {ge:g}, got {value!r}{hint}",
-    "less_than": "must be < {lt:g}, got {value!r}{hint}",
-    "less_than_equal": "must be <= {le:g}, got {value!r}{hint}",
-    "finite_number": "must be finite, got {value!r}{hint}",
-    **{f"int_{why}": "must be an integer, got {value!r}{hint}" for why in ("type", "parsing", "from_float")},
-    **{f"float_{why}": "must be a number, got {value!r}{hint}" for why in ("type", "parsing")},
-    **{f"bool_{why}": "must be true or false, got {value!r}{hint}" for why in ("type", "parsing")},
-    **{f"{kind}_type": "must be a list, got {value!r}{hint}" for kind in ("list", "tuple")},
-    "dict_type": "must be a mapping, got {value!r}{hint}",
-    "string_type": "must be text, got {value!r}{hint}",
-    "string_pattern_mismatch": "has the wrong form, got {value!r}{hint}",
-    "literal_error": "must be {expected}, got {value!r}{hint}",
-    "missing": "is missing{hint}",
-    "extra_forbidden": "unknown key. {nearest}",
-    "model_type": "must be a mapping of keys, got {value!r}{hint}; leave it out for the defaults",
-    "choice": "must be {choices}, got {value!r}{hint}",
-    "other": "{message}, got {value!r}{hint}",
-}
+#: pydantic's type of an error -> the sentence, where its own says less.
+SENTENCES = {"model_type": "must be a mapping of keys", "string_pattern_mismatch": "has the wrong form"}
 
 
 #: What other libraries call keys of a configuration -> their names here.
@@ -161,21 +138,14 @@ def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> F
     place, kind = error["loc"], error["type"]
     owner = _owner(model, place)
     last = str(place[-1]) if place else ""
-    field = owner.model_fields.get(last)
-    choices = _choices(field)
-    if choices and kind not in ("greater_than", "greater_than_equal", "value_error"):
-        kind = "choice"
-    message = error["msg"].removeprefix("Value error, ")
-    words = {
-        **error.get("ctx", {}),  # the bounds
-        "value": error.get("input"),
-        "hint": _hint(field),
-        "choices": " or ".join(choices),
-        "nearest": _unknown(model, owner, last),
-        "message": message[:1].lower() + message[1:],
-    }
-    sentence = SENTENCES.get(kind, SENTENCES["other"]).format_map(words)
-    return Fault(_key((prefix, *place) if prefix else place), sentence)
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    sentence = SENTENCES.get(kind, message[:1].lower() + message[1:])
+    text = f"{sentence}, got {error.get('input')!r}{_hint(owner.model_fields.get(last))}"
+    if kind == "missing":
+        text = "is missing"
+    if kind == "extra_forbidden":
+        text = f"unknown key. {_unknown(model, owner, last)}"
+    return Fault(_key((prefix, *place) if prefix else place), text)
 
 
 def _key(place: Place) -> str:
@@ -201,18 +171,3 @@ def _hint(field: FieldInfo | None) -> str:
     has_default = field.default is not PydanticUndefined and field.default is not None
     hint = f"{field.description or ''}{f'; default {field.default}' if has_default else ''}".removeprefix("; ")
     return f" ({hint})" if hint else ""
-
-
-def _choices(field: FieldInfo | None) -> list[str]:
-    """Return the allowed values of a field with words: type names, then the words; empty for fields without words."""
-    parts = (field.annotation, *get_args(field.annotation)) if field is not None else ()
-    words = [word for part in parts for word in get_args(part) if isinstance(word, str)]
-    others = [part for part in get_args(field.annotation) if part not in (type(None), *words)] if field else []
-    kinds = [_kind(part) for part in others if get_origin(part) is not Literal]
-    return [*dict.fromkeys(kinds), *words] if words else []
-
-
-def _kind(part: object) -> str:
-    """What values of a type are called."""
-    origin = get_origin(part)
-    return _kind(get_args(part)[0]) if origin is Annotated else KINDS.get(origin or part, "a mapping")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +42,11 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         raw = read_yaml(path)
     except ValueError as error:
         is_missing = "No such file" in str(error)
-        mend = f". {_neighbours(path) or hint(source, recipes())}" if is_missing else ""
+        mend = (
+            f". {hint(path.name, [*recipes(), *(file.name for file in path.parent.glob('*.y*ml'))])}"
+            if is_missing
+            else ""
+        )
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if raw is None:
         text = "is empty; write at least one setting of the run, for example `rounds: 10`"
@@ -81,14 +84,6 @@ def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
         texts = (f"{key} {reason}" for key, reason in idle.items())
         warnings.warn(f"left out: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
     return raw
-
-
-def _neighbours(path: Path) -> str:
-    """Return `Did you mean m.yaml?` with similarly named YAML files beside a missing file; empty if none is near."""
-    names = sorted(file.name for file in path.parent.glob("*.y*ml"))
-    same = [name for name in names if path.name in (name, Path(name).stem)]
-    near = same or difflib.get_close_matches(path.name, names, n=2, cutoff=0.8)
-    return f"Did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
 
 
 def parse_overrides(overrides: Sequence[str]) -> Settings:

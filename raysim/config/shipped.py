@@ -79,10 +79,8 @@ def recipes() -> dict[str, Path]:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Return a sentence with the known full names nearest to a name."""
-    short = {full.partition(":")[2]: full for full in known}
-    near = difflib.get_close_matches(name, list(short.values()), n=3, cutoff=0.6)
-    near = near or [short[each] for each in difflib.get_close_matches(name, list(short), n=3, cutoff=0.6)]
-    if len(name) > 2:  # fewer letters are in many names
-        near = near or [full for part, full in short.items() if name.lower() in part.lower()][:3]
+    short = {full.partition(":")[2] or full: full for full in known}
+    near = difflib.get_close_matches(name, [*short.values(), *short], n=3, cutoff=0.6)
+    near = list(dict.fromkeys(short.get(each, each) for each in near))
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     return f"{guess}`raysim recipes` lists the files that come with raysim"

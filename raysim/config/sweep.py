@@ -37,8 +37,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raysim.base.errors import ConfigError, Fault, refuse
-from raysim.base.settings import Raw, Settings, assign, flatten
-from raysim.config.counting import left_idle, remove, sets, value_at
+from raysim.base.settings import Raw, Settings, assign
+from raysim.config.counting import left_idle, remove, value_at
 from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
 
@@ -132,24 +132,11 @@ def may_need_labels(raw: Raw, key: str) -> bool:
     return key.endswith("+") or (key.startswith("methods.") and value_at(raw, ".".join(key.split(".")[:2]), raw) is raw)
 
 
-def same_settings(raw: Raw, one: Trial, other: Trial, source: str) -> Fault:
-    """The fault of two trials with different labels and equal settings, by the names of both and of what overrides them."""
+def same_settings(one: Trial, other: Trial) -> Fault:
+    """The fault of two trials with different labels and equal settings."""
     axis = next(axis for axis in {**one.values, **other.values} if one.values.get(axis) != other.values.get(axis))
     names = [f"{axis}={each.values[axis]}" if axis in each.values else f"no {axis}" for each in (one, other)]
-    space = axes(raw, source)
-    keys = {
-        key.removesuffix("+")
-        for each in (one, other)
-        if axis in each.values
-        for key in _settings_of(raw, axis, each.values[axis], space)
-    }
-    others = {f"{key}={value}": {key: value} for key, value in as_mapping(raw["tune"].get("fixed")).items()}
-    for each, value in one.values.items():
-        if each != axis:
-            others[f"{each}={value}"] = _settings_of(raw, each, value, space)
-    winners = [name for name, settings in others.items() if any(sets(settings, key) for key in keys)]
-    text = f"{names[0]} and {names[1]} are the same run{' when ' if winners else ''}{', '.join(winners)}"
-    return Fault(key_of(axis), f"{text}; keep one of the two")
+    return Fault(key_of(axis), f"{names[0]} and {names[1]} are the same run; keep one of the two")
 
 
 def grid(raw: Raw, source: str) -> list[Trial]:
@@ -272,19 +259,6 @@ def trial_name(values: Mapping[str, object], space: Iterable[str]) -> str:
     """A folder name: "alpha=0.1,method=FedVG" with what no folder name should hold replaced by -."""
     parts = ["{}={}".format(*_as_label(axis, value, space)) for axis, value in values.items()]
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-.") or "trial"
-
-
-def named_by_what_runs(raw: Raw, values: Raw, space: Mapping[str, Raw]) -> Settings:
-    """Return axis -> value; a label with an overridden data set or model is replaced by the names that run."""
-    fixed = flatten(as_mapping(value_at(raw, "tune.fixed")))
-    named = dict(values)
-    for axis, value in values.items():
-        label = next((each for each in named_settings(raw, axis, space[axis]) or () if each == value), None)
-        settings = flatten(_settings_of(raw, axis, label, space)) if label is not None else {}
-        ran = {key: fixed.get(key, settings[key]) for key in ("data.name", "model.name") if key in settings}
-        if any(settings[key] != name for key, name in ran.items()):
-            named[axis] = " ".join(map(str, ran.values()))
-    return named
 
 
 def named_settings(raw: Raw, axis: str, domain: Raw) -> Mapping[Any, Any] | None:

@@ -249,13 +249,10 @@ def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
 
 def find_logger(spec: object, key: str) -> tuple[Callable[..., object], Settings] | list[Fault]:
     """Return (function that makes a logger, options), or faults."""
-    name, options = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
-    options = options or {}
-    if not isinstance(name, str) or not isinstance(options, dict):
-        return [Fault(key, f"must be module:function or {{module:function: {{option: value}}}}, got {spec!r}")]
     try:
+        name, options = name_and_options(spec)
         make: Callable[..., object] = find(name, {}, "logger")
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
         return [Fault(key, str(error))]
     parsed, faults = parse_options(make, options, f"{key}.{name}")
     return faults or (make, parsed)

@@ -16,8 +16,6 @@ AUTO_GPU = 0.25
 #: Names that are no custom resources.
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
 
-KEYS = {"CPU": "resources.trainers", "GPU": "resources.gpus_per_trainer"}
-
 
 class Resources(NamedTuple):
     """What a run takes: trainer processes, with CPUs and a fraction of a GPU each."""
@@ -76,9 +74,11 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]], *, m
         smallest = gpu if may_grow else parts[-1] if gpus >= 1 else int(1e4 * gpus / trainers) / 1e4
         gpu = next((part for part in parts if fits(part) >= trainers), smallest)
     taken = Resources(trainers, wanted.cpus, gpu)
-    share = share_of(taken, config)
     if not may_grow and fits(gpu) < trainers:
-        refuse(_too_many(trainers, share, places), "the resources")
+        text = f"{trainers} trainers with {resources_text(share_of(taken, config))} each were asked for"
+        listed = "; ".join(resources_text(named_resources(place)) for place in places)
+        text += f", and the nodes have room for {fits(gpu)} ({listed}); lower it or the share of each, or set auto"
+        refuse([Fault("resources.trainers", text)], "the resources")
     return taken
 
 
@@ -92,23 +92,6 @@ def gpu_share(config: Config, gpus: float, *, may_grow: bool = False) -> float:
     if not gpus and not (may_grow and wanted.gpus_per_trainer != "auto"):
         return 0.0
     return AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
-
-
-def _too_many(trainers: int, share: Mapping[str, float], places: Sequence[Mapping[str, float]]) -> list[Fault]:
-    """Why so many trainers do not fit: a resource of which there is too little in all, or on each node."""
-    faults = [
-        Fault(
-            KEYS.get(name, "resources.custom"),
-            f"{trainers} trainers with {each:g} {_plural(name)} each need more than the {there:g} {_plural(name)} that "
-            "Ray offers this job; lower resources.trainers or that share, or set auto",
-        )
-        for name, each in share.items()
-        if trainers * each > (there := sum(room.get(name, 0.0) for room in places)) + 1e-9
-    ]
-    room = sum(fitting(place, share) for place in places)
-    text = f"{trainers} trainers with {resources_text(share)} each were asked for, and the nodes have room for {room}"
-    listed = "; ".join(resources_text(named_resources(place)) for place in places)
-    return faults or [Fault("resources.trainers", f"{text} ({listed}); lower it or the share of each, or set auto")]
 
 
 def share_of(taken: Resources, config: Config) -> dict[str, float]:
@@ -130,10 +113,6 @@ def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:
     own = {each for room in rooms for each in named_resources(room) if each not in RESERVED}
     there = f"there are {', '.join(sorted(own))}" if own else "start its nodes with `ray start --resources`"
     return Fault("resources.custom", f"no node has {name!r}; {there}")
-
-
-def _plural(name: str) -> str:
-    return f"{name}s" if name in ("CPU", "GPU") else name
 
 
 def resources_text(share: Mapping[str, float]) -> str:

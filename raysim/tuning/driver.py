@@ -109,12 +109,8 @@ def _opening(sweep: Sweep, waiting: Sequence[SweepTrial]) -> str:
     left = f"{num_left} of {count} trials to run" if num_left < count else f"{count} trials"
     twins = sum(bool(trial.same_as) for trial in sweep.trials)
     repeats = f" ({twins} only repeat another one)" if twins else ""
-    images = sum(trial.cost.total.images for trial in waiting)
-    scored = sum(trial.cost.scored for trial in waiting)
     better = "largest" if sweep.base.tune.direction == "max" else "smallest"
-    passes = f"; {images:,} images through local steps, {scored:,} scored" if waiting else ""
-    passes += f"; best: the {better} {sweep.base.tune.metric}"
-    return f"{left} in {sweep.folder}{repeats}{passes}"
+    return f"{left} in {sweep.folder}{repeats}; best: the {better} {sweep.base.tune.metric}"
 
 
 def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:

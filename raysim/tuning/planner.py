@@ -65,8 +65,7 @@ class Planner:
         """Return an unused trial name for the values, with drawn numbers shortened."""
         drawn = {axis: value for axis, value in values.items() if "grid_search" not in self._axes[axis]}
         brief = {axis: f"{value:.4g}" for axis, value in drawn.items() if isinstance(value, float)}
-        named = sweep.named_by_what_runs(self._raw, {**values, **brief}, self._axes)
-        name = _short_name(sweep.trial_name(named, self._axes))
+        name = _short_name(sweep.trial_name({**values, **brief}, self._axes))
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         return next(free for free in names if free not in self._taken)
 
@@ -77,7 +76,7 @@ class Planner:
         self._idle |= single.idle
         like = self._texts.setdefault(single.text, single)
         if like.values != single.values:
-            raise ConfigError([sweep.same_settings(self._raw, like, single, self._source)], self._source)
+            raise ConfigError([sweep.same_settings(like, single)], self._source)
         place = {"storage": self._storage, "name": f"{self._name}/{name}"}
         raw = {**single.raw, **place}
         found = check(raw, self._source, validates=self._validates, reads_weights=self._reads_weights)

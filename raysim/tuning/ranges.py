@@ -57,14 +57,6 @@ class Range:
         """The value itself, or the choice at that position."""
         return self.choices[int(value)] if self.choices else value
 
-    def param(self, value: object) -> object:
-        """Return Optuna's representation of a value. Raises ValueError: outside of the range."""
-        if self.choices:
-            return self.choices.index(value)
-        if not isinstance(value, int | float):
-            raise ValueError(f"{value!r} is no number")
-        return value
-
 
 @dataclass(frozen=True)
 class Tried:
@@ -112,20 +104,21 @@ def suggest(ranges: Mapping[str, Range], tried: Sequence[Tried], *, mode: str, s
         # Set one by one, since the defaults are not those of every version. group: axes may be missing.
         sampler = optuna.samplers.TPESampler(seed=seed % 2**32, multivariate=True, group=True, constant_liar=True)
     study = optuna.create_study(direction="maximize" if mode == "max" else "minimize", sampler=sampler)
-    study.add_trials([as_trial(each, ranges) for each in tried])
+    study.add_trials([_as_trial(each, ranges) for each in tried])
     chosen = study.ask({axis: each.distribution for axis, each in ranges.items()}).params
     return {axis: each.of(chosen[axis]) for axis, each in ranges.items()}
 
 
-def as_trial(tried: Tried, ranges: Mapping[str, Range]) -> FrozenTrial:
-    """Return a trial in Optuna's form. Raises ValueError: a value outside of the range."""
+def _as_trial(tried: Tried, ranges: Mapping[str, Range]) -> FrozenTrial:
+    """Return a trial in Optuna's form; choices are their positions."""
     if tried.score is None:
         state = TrialState.RUNNING
     else:  # pruned: worse than all that have a score
         state = TrialState.COMPLETE if math.isfinite(tried.score) else TrialState.PRUNED
+    choices = {axis: ranges[axis].choices for axis in tried.values}
     return create_trial(
         state=state,
         value=tried.score if state == TrialState.COMPLETE else None,
-        params={axis: ranges[axis].param(value) for axis, value in tried.values.items()},
+        params={axis: choices[axis].index(value) if choices[axis] else value for axis, value in tried.values.items()},
         distributions={axis: ranges[axis].distribution for axis in tried.values},
     )

@@ -13,7 +13,7 @@ from raysim.core.seeding import derive_seed
 from raysim.folders.files import write_file
 from raysim.folders.storage import Copy
 from raysim.tuning.planner import Planner, SweepTrial
-from raysim.tuning.ranges import Range, Tried, as_trial, suggest
+from raysim.tuning.ranges import Range, Tried, suggest
 
 FILE = "search.json"
 
@@ -88,20 +88,7 @@ class Search:
         if space != self._space:
             text = f"is {self._space}, but the search in {self._file.parent} is one of {space}"
             raise ConfigError([Fault(sweep.SPACE, f"{text}; set it back, or choose another name")], "going on")
-        for name, values in points.items():
-            if not self._is_sound(values):
-                text = f"{self._file} is damaged (trial {name!r} has {values!r}); delete it to search anew"
-                raise ConfigError([Fault("tune.search", text)], self._file.parent.name)
         return points
-
-    def _is_sound(self, values: Mapping[str, object]) -> bool:
-        """Whether the values cover exactly the applicable axes, each within the range."""
-        counted = counting(self._raw, {axis: values.get(axis) for axis in self._ranges})
-        try:
-            as_trial(Tried({axis: values[axis] for axis in counted}, None), self._ranges)
-        except (ValueError, KeyError):
-            return False
-        return counted.keys() == values.keys()
 
 
 def end_points(raw: sweep.Raw, ranges: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, object]]]:

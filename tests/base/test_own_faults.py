@@ -94,7 +94,10 @@ number = 3
             r"partition: got NoneType for 20 clients.*broken\.py.*none_split",
         ),
         ({"partition": {"scheme": "broken:twice"}}, r"partition: position 0 goes to two clients.*broken\.py.*in twice"),
-        ({"partition": {"scheme": "dirichlt"}}, r"partition\.scheme: must be .*dirichlet or .*got 'dirichlt'"),
+        (
+            {"partition": {"scheme": "dirichlt"}},
+            r"partition\.scheme: must be .*dirichlet.* or module:function .*got 'dirichlt'",
+        ),
         ({"evaluation": {"metrics": ["broken:absent"]}}, r"evaluation\.metrics\[0\]: .*no function 'absent'"),
     ],
 )

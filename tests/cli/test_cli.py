@@ -58,7 +58,7 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
     assert "Traceback" not in text
     assert "9 faults in bad.yaml" in text
     for words in (
-        "local.lr: must be > 0, got 0",
+        "local.lr: must be greater than 0, got 0",
         "local.momentu: unknown key. Did you mean 'momentum'?",
         "cohort.size:",
         "methods[0]: unknown method 'fedporx'. Did you mean 'fedprox'?",
@@ -74,12 +74,15 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
 
 
 def test_single_faults(root, tmp_path):
-    assert "must be >= 1, got 0" in faults_of(raw_config(root, rounds=0))["rounds"]
-    assert "must be >= 1, got 0" in faults_of(raw_config(root, resources={"trainers": 0}))["resources.trainers"]
+    assert "must be greater than or equal to 1, got 0" in faults_of(raw_config(root, rounds=0))["rounds"]
+    assert (
+        "must be greater than or equal to 1"
+        in faults_of(raw_config(root, resources={"trainers": 0}))["resources.trainers"]
+    )
     assert "population of 12" in faults_of(raw_config(root, cohort={"size": 13}))["cohort.size"]
     assert "Did you mean 'cnn'" in faults_of(raw_config(root, model={"name": "cmn"}))["model.name"]
     assert "unknown key" in faults_of(raw_config(root, model={"widht": 3}))["model.widht"]
-    assert "must be a number" in faults_of(raw_config(root, local={"epochs": "two"}))["local.epochs"]
+    assert "must be a valid number" in faults_of(raw_config(root, local={"epochs": "two"}))["local.epochs"]
     for name, words in {"learning_rate": "local.lr", "batch_size": "local.batch_size or evaluation.batch_size"}.items():
         assert faults_of(raw_config(root, **{name: 1}))[name] == f"unknown key. Did you mean {words}?"
     assert "uniform and fedvg both decide" in faults_of(raw_config(root, ["uniform", "fedvg"]))["methods"]

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from pydantic_core import SchemaError
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,7 +24,6 @@ from raysim.base import progress
 from raysim.base.errors import ConfigError
 from raysim.cli import terminal
 from raysim.cli.main import app
-from raysim.cli.unexpected import told
 from raysim.data.sources import set_path
 from raysim.plan.check import check
 from tests.support.federations import SMALL
@@ -211,11 +209,6 @@ def test_ctrl_c_in_the_first_second_is_one_line(seconds, run_file):
     assert process.returncode in (128 + signal.SIGINT, -signal.SIGINT), said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("stopped by ")
-
-
-def test_ctrl_c_while_pydantic_builds_a_class_is_one():
-    with pytest.raises(KeyboardInterrupt):
-        told(SchemaError('Error building "literal" validator:\n  KeyboardInterrupt: '))
 
 
 def test_long_work_without_a_known_end_counts(monkeypatch):

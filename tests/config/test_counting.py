@@ -75,8 +75,6 @@ def test_defaults_count_as_not_given_so_that_the_complete_configuration_of_a_run
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"univarfl": {"mu": 0, "warmup": 3}}, "warmup: has no effect with mu 0"),
-        ({"univarfl": {"mu": 0, "form": "mean"}}, "form: has no effect with mu 0"),
         ({"personal": {"layers": []}}, "layers is empty"),
         ({"flfa": {"seed": 3}}, "seed: has no effect with feedback round"),
     ],

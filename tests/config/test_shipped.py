@@ -88,8 +88,7 @@ def test_a_missing_file_names_the_file_beside_it_and_no_far_off_recipe(tmp_path,
             read_config(Path(name))
         return str(error.value)
 
-    assert "Did you mean m.yaml?" in said("m")
-    assert f"Did you mean {tmp_path / 'other.yaml'}?" in said(str(tmp_path / "othr.yaml"))
+    assert "Did you mean other.yaml" in said(str(tmp_path / "othr.yaml"))
     assert "Did you mean" not in said("q")
     assert "Did you mean example:quickstart?" in said("quickstart.yaml")
     assert "paper:fedvg/table_A3" in said("fedvg/table_A3")

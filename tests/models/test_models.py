@@ -80,7 +80,7 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
         ({"name": "univarfl_cnn"}, "model", "smaller than 21 x 21"),
         ({"name": "lenet"}, "model", "smaller than 16 x 16"),
         ({"name": "resnet18", "norm": "group", "groups": 3}, "model", "divisible by num_groups"),
-        ({"name": "resnet18", "norm": "layer"}, "model.norm", "must be batch or group, got 'layer'"),
+        ({"name": "resnet18", "norm": "layer"}, "model.norm", "must be 'batch' or 'group', got 'layer'"),
         ({"name": "resnet18", "first_stride": 3}, "model.first_stride", "3"),
         ({"name": "mobilenetv2", "wdith": 0.5}, "model.wdith", "Did you mean 'width'?"),
         ({"name": "timm:test_vit", "arguments": {"no_such": 1}}, "model", "no_such"),

@@ -52,7 +52,7 @@ def test_a_run_whose_head_is_lost_twice_goes_on_by_itself_to_the_same_bits(root,
             cluster.kill(f"worker-{number}")
             (tmp_path / f"go-{lost}").touch()
             cluster.start_head()
-            driver.wait_for(lambda: "need more than" in driver.output.rpartition("attempt")[2])  # nobody can train yet
+            driver.wait_for(lambda: "have room for" in driver.output.rpartition("attempt")[2])  # nobody can train yet
             cluster.add(f"worker-{number + 1}")
         driver.finish()
         output = driver.output

@@ -99,7 +99,7 @@ def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
             "tune.metric: trial seed=0 predicts classes and records no best_rmse; its main metric is accuracy",
         ),
         ({"param_space": {"seed": {"grid_search": [0]}}, "num_samples": 2}, "repeats identical trials"),
-        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be asha or median"),
+        ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be 'asha' or 'median'"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asha", "grace_rounds": 9}, "more than a trial"),
     ],
 )

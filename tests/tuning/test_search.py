@@ -133,7 +133,7 @@ def test_sobol_fills_every_part_of_every_range_once_and_grows_at_the_end(root, t
             "tune.param_space.local.lr",
             "unknown domain 'randn'",
         ),
-        ({"search": "optuna", "param_space": {"local.lr": {"uniform": [-1, 1]}}}, "local.lr", "must be > 0"),
+        ({"search": "optuna", "param_space": {"local.lr": {"uniform": [-1, 1]}}}, "local.lr", "must be greater than 0"),
         ({"search": "optuna", "param_space": LR, "metric": "server/acuracy"}, "tune.metric", "Did you mean"),
     ],
 )
@@ -208,11 +208,6 @@ def test_search_that_was_ended_chooses_what_it_would_have_chosen(root, tmp_path)
         (lambda content: [], "it holds list"),
         (lambda content: {"space": content["space"]}, "trials"),
         (lambda content: {**content, "trials": [1]}, "is damaged"),
-        (lambda content: {**content, "trials": {"a": {}}}, r"trial 'a' has \{\}"),
-        (lambda content: {**content, "trials": {"a": {"local.lr": 0.1, "x": 1}}}, "trial 'a' has"),
-        (lambda content: {**content, "trials": {"a": {"local.lr": 7.0}}}, "trial 'a' has"),
-        (lambda content: {**content, "trials": {"a": {"local.lr": "0.1"}}}, "trial 'a' has"),
-        (lambda content: {**content, "trials": {"a": {"local.lr": None}}}, "trial 'a' has"),
     ],
 )
 def test_a_damaged_file_of_a_search_is_named(damage, words, root, tmp_path):

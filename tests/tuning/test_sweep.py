@@ -8,7 +8,7 @@ import pytest
 
 from raysim.base.errors import ConfigError
 from raysim.config.overlays import layered
-from raysim.config.sweep import assign, axes, grid, named_by_what_runs, trial
+from raysim.config.sweep import assign, grid, trial
 
 RAW = {
     "name": "s",
@@ -119,16 +119,6 @@ def test_an_axis_may_count_with_some_labels_of_another_one_only():
     raw["tune"]["only"] = {"rounds": {"metod": ["B"]}}
     with pytest.raises(ConfigError, match=r"tune.only.rounds: metod is no axis; the axes are method, rounds, seed"):
         grid(raw, "a test")
-
-
-def test_a_scaled_trial_has_the_name_of_the_set_that_it_trains_on():
-    labels = {"CIFAR-10": {"data.name": "cifar10", "model.name": "resnet18"}, "PACS": {"data": {"name": "pacs"}}}
-    raw = RAW | {"tune": {"param_space": {"case": {"grid_search": labels}, "local.lr": {"grid_search": [0.1]}}}}
-    raw["scale"] = {"data.name": "digits"}
-    scaled = layered(raw, {}, "a test", is_scaled=True)
-    named = [named_by_what_runs(scaled, {"case": case, "local.lr": 0.1}, axes(scaled, "a test")) for case in labels]
-    assert named == [{"case": "digits resnet18", "local.lr": 0.1}, {"case": "digits", "local.lr": 0.1}]
-    assert named_by_what_runs(raw, {"case": "PACS"}, axes(raw, "a test")) == {"case": "PACS"}
 
 
 def test_scaled_needs_a_scale_group():
