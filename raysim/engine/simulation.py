@@ -76,7 +76,7 @@ def simulate(
     on_round: Callable[[RoundRecord], object],
     reason_to_stop: Callable[[], str] = lambda: "",
     on_saved: Callable[[], None] = lambda: None,
-) -> tuple[int, str]:
+) -> str:
     """Run the rounds first_round .. num_rounds - 1, or fewer.
 
     A checkpoint is written after a round when `checkpoint_every_s` seconds have passed since the last one, after the
@@ -88,7 +88,7 @@ def simulate(
     Args:
       on_saved: on_saved() after each checkpoint.
     Returns:
-      (the number of rounds that were run in all, why there are no more: empty after the last round).
+      Why there are no more rounds; empty after the last one.
     Raises:
       Interrupted: a signal came.
     """
@@ -104,7 +104,7 @@ def simulate(
         saved_at = time.monotonic()
 
     if first_round and (reason := reason_to_stop()):  # the process was killed between its last checkpoint and its end
-        return first_round, reason
+        return reason
     with collected_signals(grace_s=GRACE_S) as received, _ended_in_between(received, lambda: next_saved):
         for round_index in range(first_round, num_rounds):
             record = server.run_round(round_index)
@@ -120,12 +120,12 @@ def simulate(
                     save(next_round)
             if is_last:
                 recorder.write_last(record)
-                return next_round, reason
+                return reason
             if received:
                 if next_saved != next_round:  # the signal came just now
                     save(next_round)
                 raise Interrupted(received[0], next_round)
-    return num_rounds, ""
+    return ""
 
 
 @contextmanager

@@ -50,7 +50,6 @@ class Recorder:
         folder: RunFolder,
         *,
         first_round: int,
-        num_rounds: int,
         blocks: Sequence[str],
         classes: Sequence[str] = (),
         main: str = "accuracy",
@@ -58,7 +57,7 @@ class Recorder:
         on_step: Callable[[str], None] = lambda _: None,
         on_row: Callable[[Mapping[str, str]], None] = lambda _: None,
     ):
-        self.folder, self.num_rounds, self.blocks, self.classes = folder, num_rounds, list(blocks), list(classes)
+        self.folder, self.blocks, self.classes = folder, list(blocks), list(classes)
         self._evaluate_every, self._on_step, self._on_row = evaluate_every, on_step, on_row
         self.rows, self.main = folder.progress_rows(before=first_round), main
         names = (name for row in self.rows for name in row)
@@ -134,7 +133,7 @@ class Recorder:
     def summary(self, facts: Mapping[str, object], hyperparameters: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts. hyperparameters: for TensorBoard."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
-        scores = judged(self.rows, self.num_rounds, self.main, every=self._evaluate_every)
+        scores = judged(self.rows, len(self.rows), self.main, every=self._evaluate_every)
         result = {
             **facts,
             **scores,
@@ -146,7 +145,7 @@ class Recorder:
         final = {
             f"hparam/{name}": scores[name] for name in (self.main, f"best_{self.main}", f"mean_last_10pct_{self.main}")
         }
-        self._board.hyperparameters(hyperparameters, self.num_rounds - 1, final)
+        self._board.hyperparameters(hyperparameters, len(self.rows) - 1, final)
         return result
 
     def close(self) -> None:

@@ -108,14 +108,10 @@ def _attempt(
         push()
     if step == "show":
         return _shown(folder, on_start)
-    if step == "begin":  # what says which run lies in the folder
-        write_partition(folder, plan.manifest, plan.info)
-        write_file(folder.weights, plan.weights_sha256.encode())
-        folder.write_config(config.model_dump(mode="json"))
-    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step, on_note)
+    checkpoint = _checkpoint(plan, folder, store, state, step, on_note)
     folder.clear("STOPPED", "FAILED")
-    name, wanted = "" if config.name else folder.name, config.resources
-    marked = _failure_marked(folder, name, goes_on=number < wanted.restarts)
+    wanted = config.resources
+    marked = _failure_marked(folder, "" if config.name else folder.name, goes_on=number < wanted.restarts)
     server_of = started_server(plan, folder, on_step, on_note, wanted.wait_s if number else 0.0)
     with held(stored), marked, server_of as server:
         if checkpoint is not None:
@@ -125,7 +121,6 @@ def _attempt(
         recorder = Recorder(
             folder,
             first_round=first_round,
-            num_rounds=plan.num_rounds,
             blocks=plan.layout.blocks,
             classes=plan.info.groups,
             main=plan.task.main,
@@ -137,7 +132,7 @@ def _attempt(
             loggers.start(config.model_dump(mode="json"))
             push()  # records of rounds after the checkpoint are gone
             on_start(folder.path, first_round, plan.num_rounds)
-            recorder.num_rounds, reason = simulate(
+            reason = simulate(
                 server,
                 first_round=first_round,
                 num_rounds=plan.num_rounds,
@@ -183,7 +178,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
     recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
     facts = {
         "methods": plan.config.methods,
-        "rounds": recorder.num_rounds,
+        "rounds": len(recorder.rows),
         "stopped_by": reason,
         "num_clients": plan.config.num_clients,
         "num_classes": len(plan.info.classes),
@@ -240,9 +235,16 @@ def _checkpoint(
 ) -> Checkpoint | None:
     """The checkpoint to go on from; a run with more rounds, or another `stop`, loses the marks of its end.
 
+    A run that begins has none: what says which run lies in the folder is then written.
+
     Raises:
       RaysimError: the records of the rounds before it were changed.
     """
+    if step == "begin":
+        write_partition(folder, plan.manifest, plan.info)
+        write_file(folder.weights, plan.weights_sha256.encode())
+        folder.write_config(plan.config.model_dump(mode="json"))
+        return None
     checkpoint = store.latest(on_note)
     if checkpoint is None and state.is_finished:
         what = f"run {state.name!r} is finished, and its checkpoints are gone: it cannot go on"

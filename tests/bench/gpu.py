@@ -102,7 +102,7 @@ class Recorded:
     def __init__(self, server, folder: Path, rounds: int, blocks):
         folder.mkdir(parents=True)
         self.server = server
-        self.recorder = Recorder(folder, first_round=0, num_rounds=rounds, blocks=blocks)
+        self.recorder = Recorder(folder, first_round=0, blocks=blocks)
 
     def round(self, index: int) -> dict[str, float]:
         began = time.perf_counter()

@@ -43,7 +43,7 @@ RECORDS = [
 
 def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
     folder = RunFolder(path)
-    recorder = Recorder(folder, first_round=0, num_rounds=ROUNDS, blocks=["p", "q"], classes=["a", "b"], **settings)
+    recorder = Recorder(folder, first_round=0, blocks=["p", "q"], classes=["a", "b"], **settings)
     recorder.partition(np.eye(5, 2, dtype=int), np.array([1, 2]))
     for record in records:
         recorder.write(record)
@@ -93,7 +93,7 @@ def test_every_metric_has_a_curve_with_a_point_for_every_round_that_has_it(tmp_p
 def test_a_resumed_board_has_the_points_of_one_run_through(tmp_path, cut):
     for first, last in ((0, cut), (cut, ROUNDS)):
         folder = RunFolder(tmp_path)
-        recorder = Recorder(folder, first_round=first, num_rounds=ROUNDS, blocks=["p", "q"], classes=["a", "b"])
+        recorder = Recorder(folder, first_round=first, blocks=["p", "q"], classes=["a", "b"])
         for record in RECORDS[first:last]:
             recorder.write(record)
         recorder.close()
@@ -110,7 +110,7 @@ def test_accuracy_and_loss_are_the_first_group_that_tensorboard_shows():
 
 
 def test_files_hold_the_rounds_so_far_after_a_flush(tmp_path):
-    recorder = Recorder(RunFolder(tmp_path), first_round=0, num_rounds=ROUNDS, blocks=["p", "q"], classes=["a", "b"])
+    recorder = Recorder(RunFolder(tmp_path), first_round=0, blocks=["p", "q"], classes=["a", "b"])
     for record in RECORDS[:6]:
         recorder.write(record)
         with open(tmp_path / "progress.csv") as file:
@@ -141,7 +141,7 @@ def test_closing_says_nothing_of_a_directory_that_is_gone_for_that_is_said_elsew
 
     for is_there in (False, True):
         folder = RunFolder(tmp_path / str(is_there))
-        recorder = Recorder(folder, first_round=0, num_rounds=1, blocks=["p"], classes=["a", "b"])
+        recorder = Recorder(folder, first_round=0, blocks=["p"], classes=["a", "b"])
         recorder._board.flush()  # so that its thread makes no file while the directory is deleted
         monkeypatch.setattr(recorder._board, "flush", gone)  # as TensorBoard's thread says it, sooner or later
         if is_there:
