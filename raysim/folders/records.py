@@ -73,17 +73,11 @@ def _missing(folder: RunFolder, before: int) -> str:
     whole = set(range(before))
     lacking = whole - {int(row["round"]) for row in folder.progress_rows()}
     if lacking:
-        return f"{folder.progress.name} lacks {_rounds(lacking)}"
+        return f"{folder.progress.name} lacks {round_name(min(lacking))}"
     there: set[int] = set()
     for part in folder.client_parts():
         try:
             there |= set(pq.read_table(part, columns=["round"]).column("round").to_pylist())
         except (pa.ArrowInvalid, OSError) as error:
             return f"{part.parent.name}/{part.name} is damaged ({error})"
-    return f"{folder.clients.name} lacks {_rounds(whole - there)}" if whole - there else ""
-
-
-def _rounds(numbers: set[int]) -> str:
-    listed = sorted(numbers)
-    more = f" and {len(listed) - 1} more up to {round_name(listed[-1])}" if len(listed) > 1 else ""
-    return round_name(listed[0]) + more
+    return f"{folder.clients.name} lacks {round_name(min(whole - there))}" if whole - there else ""

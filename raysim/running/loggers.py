@@ -7,8 +7,7 @@ killed and goes on tells the rounds since its last checkpoint again, with the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -76,6 +75,10 @@ class Loggers:
         self._tell("the end", lambda logger: logger.end(dict(summary)))
         self._open.clear()
 
+    def close(self) -> None:
+        """Tell an end to loggers that were told none: of a run that did not come to its own."""
+        self.end({})
+
     def _tell(self, when: str, tell: Callable[[Logger], object]) -> None:
         for name, (make, logger) in list(self._open.items()):
             try:
@@ -91,15 +94,6 @@ class Loggers:
             self._open.clear()  # the end is told to nobody: it would only say the same
             what = f"the run directory, or its config.yaml, is gone after {place_of(make)}, at {when}"
             raise RaysimError(what, str(self._folder.path), "keep loggers from it; its contents are lost")
-
-
-@contextmanager
-def ended(loggers: Loggers) -> Iterator[None]:
-    """Loggers are told an end in any case; an empty summary where the run did not come to its own."""
-    try:
-        yield
-    finally:
-        loggers.end({})
 
 
 def _place(error: BaseException, make: Callable[..., object]) -> str:

@@ -40,7 +40,7 @@ from raysim.folders.storage import StoredRun, held, open_run_folder
 from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
 from raysim.plan.start import started_server
-from raysim.running.loggers import Loggers, ended
+from raysim.running.loggers import Loggers
 from raysim.running.record import Recorder, headlines, reason_to_stop
 from raysim.running.resume import OTHER, RunState, Step, next_step
 
@@ -128,7 +128,7 @@ def _attempt(
             on_step=on_step,
             on_row=loggers.round,
         )
-        with closing(recorder), ended(loggers):
+        with closing(recorder), closing(loggers):
             loggers.start(config.model_dump(mode="json"))
             push()  # records of rounds after the checkpoint are gone
             on_start(folder.path, first_round, plan.num_rounds)
