@@ -37,9 +37,9 @@ class SettingIgnored(UserWarning):
     """A setting has no effect and was left out."""
 
 
-def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> str:
-    """`Did you mean 'fedvg'? ` with the nearest of the known names; empty if none is near. cutoff: as difflib counts."""
-    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most, cutoff=cutoff)
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
+    """`Did you mean 'fedvg'? ` with the nearest of the known names; empty if none is near."""
+    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most)
     return f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
 
 

@@ -174,8 +174,11 @@ class Model(Protocol):
     module: nn.Module
     criterion: LossFn
 
-    def apply(self, point: Tensor, inputs: Tensor, *, train: bool = False) -> Outputs:
-        """Outputs at a point without gradients; (B, ...). `point` is [num_params] or, with buffers, [num_state]."""
+    def apply(self, point: Tensor, inputs: Tensor) -> Outputs:
+        """Outputs at a point, in eval mode, without gradients; (B, ...).
+
+        `point` is [num_params] or, with buffers, [num_state].
+        """
         ...
 
     def gradient(self, loss: LossFn, point: Tensor, batch: Batch, *, moves_buffers: bool = False) -> Tensor:

@@ -31,6 +31,9 @@ SUFFIXES = (".safetensors", ".json")
 #: Of the files; checkpoints of another form are not read.
 FORM = 2
 
+#: Checkpoints that are kept: where the newest is damaged, the one before it counts.
+KEPT = 2
+
 #: Names of client memories, below the folder of checkpoints.
 MEMORY = re.compile(r"memory/client-\d{6,}-\d{6,}")
 
@@ -60,9 +63,8 @@ class CheckpointStore:
     A checkpoint knows the SHA-256 of every file that belongs to it, and of itself.
     """
 
-    def __init__(self, folder: Path, keep_last: int = 2):
+    def __init__(self, folder: Path):
         self.folder = folder
-        self.keep_last = keep_last
         self._memories: dict[int, str] = {}
         self._digests: dict[str, str] = {}  # of the memories, by name
 
@@ -165,10 +167,10 @@ class CheckpointStore:
 
     def _prune(self) -> None:
         complete = self._complete()
-        for folder in complete[: -self.keep_last]:
+        for folder in complete[:-KEPT]:
             shutil.rmtree(folder)
         used: set[str] = set()
-        for folder in complete[-self.keep_last :]:
+        for folder in complete[-KEPT:]:
             used |= set(json.loads((folder / "checkpoint.json").read_text())["memories"].values())
         for path in (self.folder / "memory").glob("client-*.json"):
             if f"memory/{path.stem}" not in used:

@@ -29,15 +29,8 @@ class Round:
         self.overheard: dict[str, State] = unpack(dict(message.overheard or {}), device)
 
     def is_of(self, message: RoundMessage) -> bool:
-        return _key(self.message) == _key(message)
-
-    def follows(self, message: RoundMessage) -> bool:
-        """Whether a message belongs to another round; both parts of a round with latecomers are one round."""
-        return self.index != message.round_index
-
-
-def _key(message: RoundMessage) -> tuple[int, int, bool]:
-    return message.round_index, message.phase_index, message.overheard is None
+        """Whether this is the message's part of the round: that of the latecomers, or that of the others."""
+        return self.index == message.round_index and (self.message.overheard is None) == (message.overheard is None)
 
 
 def client_views(

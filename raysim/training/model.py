@@ -200,17 +200,14 @@ class BoundModel:
             yield
 
     @torch.no_grad()
-    def apply(self, point: Tensor, inputs: Tensor, *, train: bool = False) -> Outputs:
-        """Outputs at a point, without gradients; buffers of `point` are used if it is [num_state].
+    def apply(self, point: Tensor, inputs: Tensor) -> Outputs:
+        """Outputs at a point, in eval mode, without gradients; buffers of `point` are used if it is [num_state].
 
         Nothing of the model is written, so a `loss` hook may ask for it between the forward and the backward pass.
         """
         values = {**self.layout.views(self.state), **self.layout.views(point)}
-        if train:  # BatchNorm moves what it is given
-            values |= {leaf.name: values[leaf.name].clone() for leaf in self.layout.buffers}
-            values |= {name: buffer.clone() for name, buffer in self.counters.items()}
         mode = self.module.training
-        self.module.train(train)
+        self.module.eval()
         try:
             return self._outputs(lambda x: torch.func.functional_call(self.module, values, (x,)), inputs)
         finally:

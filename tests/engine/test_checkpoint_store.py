@@ -13,7 +13,7 @@ from raysim.engine.messages import Snapshot
 
 
 def test_checkpoint_is_whole_or_not_at_all(tmp_path):
-    store = CheckpointStore(tmp_path, keep_last=2)
+    store = CheckpointStore(tmp_path)
     for number in range(1, 5):
         methods = {"m": {"n": number, "list": [np.eye(2), "x", None]}}
         snapshot = Snapshot(np.full(3, number, np.float32), {}, methods)
@@ -34,7 +34,7 @@ def test_checkpoint_is_whole_or_not_at_all(tmp_path):
 
 def _stored(folder):
     """Three checkpoints, the last two kept; each with what two clients keep."""
-    store = CheckpointStore(folder, keep_last=2)
+    store = CheckpointStore(folder)
     for number in range(1, 4):
         snapshot = Snapshot(np.full(3, number, np.float32), {"n": number}, {"m": {"v": np.array(float(number))}})
         store.save(number, snapshot, [(client, {"m": {"v": np.full(2, number)}}) for client in (0, 1)])
@@ -48,7 +48,7 @@ def test_arrays_come_back_in_their_shape(tmp_path):
 
 def test_memories_that_do_not_change_after_a_restart_stay(tmp_path):
     _stored(tmp_path)
-    store = CheckpointStore(tmp_path, keep_last=2)
+    store = CheckpointStore(tmp_path)
     snapshot = store.latest().snapshot
     for number in range(4, 8):
         store.save(number, snapshot, [(1, {"m": {"v": np.full(2, number)}})])

@@ -224,7 +224,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/engine/checkpoint.py": (
         "tests/engine/test_checkpoint.py -k 'not slow'",
         (
-            ("for folder in complete[-self.keep_last :]:", "for folder in complete[-1:]:"),
+            ("for folder in complete[-KEPT:]:", "for folder in complete[-1:]:"),
             ("if _joint_digest((values, skeleton)) != digest:", "if not digest:"),
             ("self._memories, self._digests = names, digests", "self._digests = digests"),
         ),

@@ -251,7 +251,7 @@ def test_statistics_follow_the_trained_path_only():
     assert torch.equal(model.buffers, before)
     assert [int(counter) for counter in model.counters.values()] == [0]
     model.gradient(cross_entropy, model.params, batch)
-    model.apply(model.state, batch.inputs, train=True)
+    model.apply(model.state, batch.inputs)
     assert torch.equal(model.buffers, before)
     model.gradient(cross_entropy, model.params, batch, moves_buffers=True)
     moved = model.buffers.clone()
@@ -280,8 +280,7 @@ def test_a_loss_may_ask_for_another_gradient(hooked):
     assert torch.equal(model.params, plain.params)
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
+def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass():
     model = bound()
     data = examples(8)
     batch = Batch(InputTransform()(data.inputs), data.targets)
@@ -292,7 +291,7 @@ def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
     found = []
 
     def loss(outputs, batch):
-        found.append(model.apply(other, batch.inputs, train=train).logits)
+        found.append(model.apply(other, batch.inputs).logits)
         return cross_entropy(outputs, batch)
 
     model = bound()
@@ -301,7 +300,7 @@ def test_a_loss_may_run_the_model_elsewhere_before_the_backward_pass(train):
     assert torch.equal(model.buffers, moved)
     assert model.module.training
     model.load(other)
-    model.module.train(train)
+    model.module.eval()
     with torch.no_grad():
         assert torch.equal(found[0], model.forward(batch.inputs).logits)
 
