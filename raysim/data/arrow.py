@@ -237,27 +237,23 @@ def _check_values(batch: SetRows, info: SetInfo, where: str, first: int) -> None
 
 def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
     """Raise DataError for a batch that does not fit the set, or with inconsistent columns."""
-    inputs, targets, row = batch.inputs, batch.targets, f"{info.name}, row"
     kind = "image" if info.is_images else "input"
     if not all(info.shape):
         entry = "pixel" if info.is_images else "number"
         what = f"{kind}s of shape {info.shape} without a {entry}"
-        raise DataError(what, f"{row} {first}", f"give {kind}s with {entry}s")
-    if inputs.shape[1:] != info.shape or str(inputs.dtype) != info.input_type:
-        what = f"{kind} of shape {inputs.shape[1:]} among {kind}s of shape {info.shape}"
-        if inputs.shape[1:] == info.shape:
-            what = f"{inputs.dtype} inputs among {info.input_type} ones"
-        mend = "resize them to one size" if info.is_images else "give all alike"
-        raise DataError(what, f"{info.name}, from row {first}", mend)
-    if targets.shape[1:] != info.target_shape or str(targets.dtype) != info.target_type:
-        what = f"targets of shape {targets.shape[1:]} and type {targets.dtype} among {info.target_shape} {info.target_type}"
-        raise DataError(what, f"{info.name}, from row {first}", "give all alike")
+        raise DataError(what, f"{info.name}, row {first}", f"give {kind}s with {entry}s")
+    inputs = (f"{kind}s", batch.inputs, info.shape, info.input_type)
+    targets = ("targets", batch.targets, info.target_shape, info.target_type)
+    for name, values, shape, dtype in (inputs, targets):
+        if (values.shape[1:], str(values.dtype)) != (shape, dtype):
+            what = f"{name} of shape {values.shape[1:]} and type {values.dtype} among {name} of shape {shape} and type {dtype}"
+            mend = "give all alike; images may be resized to one size"
+            raise DataError(what, f"{info.name}, from row {first}", mend)
     for column, values in batch.columns.items():
-        shape = (len(inputs), *(info.target_shape if column == "target" else ()))
-        if column != "input" and values.shape != shape:
+        if len(values) != len(batch.inputs) or (values.ndim != 1 and column in ("domain", "split")):
             name = {"target": "label"}.get(column, column)
-            what = f"{name}s of shape {values.shape} for {len(inputs)} {kind}s"
-            raise DataError(what, f"{row} {first}", f"one an {kind}")
+            what = f"{name}s of shape {values.shape} for {len(batch.inputs)} {kind}s"
+            raise DataError(what, f"{info.name}, row {first}", f"one an {kind}")
 
 
 class PreparedSet:
@@ -286,13 +282,16 @@ class PreparedSet:
         says = "where the description says"
         if len(self) != self.info.num_examples:
             raise DataError(f"{len(self)} examples {says} {self.info.num_examples}", str(path), again)
-        for shape in {batch.inputs.shape[1:] for batch in self.batches} - {self.info.shape}:
-            raise DataError(f"inputs of shape {shape} {says} {self.info.shape}", str(path), again)
-        types = (self.info.input_type, self.info.target_type, self.info.target_shape)
+        stated = (self.info.shape, self.info.input_type, self.info.target_shape, self.info.target_type)
         for batch in self.batches:
-            stored = (str(batch.inputs.dtype), str(batch.targets.dtype), batch.targets.shape[1:])
-            if stored != types:
-                raise DataError(f"inputs and targets of type {stored} {says} {types}", str(path), again)
+            stored = (
+                batch.inputs.shape[1:],
+                str(batch.inputs.dtype),
+                batch.targets.shape[1:],
+                str(batch.targets.dtype),
+            )
+            if stored != stated:
+                raise DataError(f"inputs and targets of kind {stored} {says} {stated}", str(path), again)
 
     def __len__(self) -> int:
         return int(self.starts[-1])

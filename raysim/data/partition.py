@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -325,7 +326,7 @@ def find_scheme(name: str) -> Callable[..., object]:
     return with_given(own_function(name, "partition"), NEEDED, OFFERED)
 
 
-def own_parts(name: str, labels: np.ndarray, known: Mapping[str, object], options: Raw) -> Parts:
+def own_parts(name: str, labels: np.ndarray, known: Mapping[str, Any], options: Raw) -> Parts:
     """The partition that the function draws, checked.
 
     Raises:
@@ -339,19 +340,15 @@ def own_parts(name: str, labels: np.ndarray, known: Mapping[str, object], option
         count = f" of {len(found)}" if isinstance(found, Sequence | np.ndarray) else ""
         raise DataError(f"got {type(found).__name__}{count} for {known['num_clients']} clients", where, mend)
     parts = [np.asarray(part, np.int64) if not len(part) else np.asarray(part) for part in found]
-    fewest = known["min_samples"]
     for client, part in enumerate(parts):
-        if part.ndim != 1 or not np.issubdtype(part.dtype, np.integer):
-            raise DataError(f"client {client} got an array of shape {part.shape} and type {part.dtype}", where, mend)
-        if len(part) and not 0 <= part.min() <= part.max() < len(labels):
-            raise DataError(f"client {client} got a position outside 0..{len(labels) - 1}", where, mend)
-        if isinstance(fewest, int) and len(part) < fewest:
-            what = f"client {client} has {len(part)} examples, fewer than {fewest}"
-            raise DataError(what, where, "lower partition.num_clients or partition.min_samples")
+        is_whole = part.ndim == 1 and np.issubdtype(part.dtype, np.integer)
+        if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
+            got = f"an array of shape {part.shape} and type {part.dtype}, {part!r:.60}"
+            raise DataError(f"client {client} got {got}, no positions in 0..{len(labels) - 1}", where, mend)
     positions, counts = np.unique(np.concatenate(parts), return_counts=True)
     if (counts > 1).any():
         raise DataError(f"position {positions[counts > 1][0]} goes to two clients", where, "give it to one")
-    return [np.sort(part.astype(np.int64)) for part in parts]
+    return _checked([np.sort(part.astype(np.int64)) for part in parts], known["min_samples"], name)
 
 
 def _sorted_parts(order: np.ndarray, sizes: np.ndarray) -> Parts:

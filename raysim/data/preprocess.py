@@ -124,11 +124,10 @@ def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
     mend = "return (n, height, width, channels) uint8, or (n, ...) float32"
     if not isinstance(found, np.ndarray):
         raise DataError(f"got {type(found).__name__} for {len(images)} images", _where(name), mend)
-    if (str(found.dtype), found.ndim == 4) not in FORMS or found.ndim < 2 or len(found) != len(images):
+    is_form = (str(found.dtype), found.ndim == 4) in FORMS and found.ndim > 1 and all(found.shape[1:])
+    if not is_form or len(found) != len(images):
         got = f"an array of shape {found.shape} and type {found.dtype}"
         raise DataError(f"got {got} for {len(images)} images", _where(name), mend)
-    if not found.size and len(images):
-        raise DataError(f"got images of shape {found.shape[1:]}, without a pixel", _where(name), mend)
     if found.dtype == np.float32 and not np.isfinite(found).all():
         raise DataError("got numbers that are not finite", _where(name), "return finite numbers")
     return found

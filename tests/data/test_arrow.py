@@ -64,7 +64,9 @@ def test_a_description_with_another_shape_is_refused(tmp_path):
     path = tmp_path / "mine" / "mine.arrow"
     write_set(path, "mine", "ab", in_batches(pixels(10, 4, 6, 1), np.arange(10) % 2))
     redescribe(path, shape=[6, 4, 1])
-    words = r"inputs of shape \(4, 6, 1\) where the description says \(6, 4, 1\) in .*mine\.arrow\. Run `.*prepare mine"
+    words = (
+        r"kind \(\(4, 6, 1\), .* where the description says \(\(6, 4, 1\), .* in .*mine\.arrow\. Run `.*prepare mine"
+    )
     with pytest.raises(DataError, match=words):
         PreparedSet(path)
 

@@ -1,4 +1,4 @@
-"""Arrow and Parquet files of others and of ours are read back as they were."""
+"""Parquet files of others are read back as they were."""
 
 from __future__ import annotations
 
@@ -10,32 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim.base.errors import DataError
-from raysim.data.arrow import write_set
-from raysim.data.reader_api import ReaderOptions
-from raysim.data.rows import in_batches
 from raysim.data.sources import prepare
-from tests.support.image_sets import pixels, png, prepared, redescribe, same
+from tests.support.image_sets import pixels, png, prepared, same
 
 
-def test_a_set_of_ours_is_copied_with_all_its_columns(tmp_path):
-    images, labels = pixels(30, 4, 5, 1), np.arange(30) % 3
-    domains, splits = np.arange(30) % 2, np.repeat([0, 1, 2], 10)
-    path = tmp_path / "old.arrow"
-    write_set(path, "old", "abc", in_batches(images, labels, 7, domains=domains, splits=splits), domains=["x", "y"])
-    source, _, _ = prepared("arrow", path, tmp_path / "out", save_as="new")
-    same(source, images, labels, splits, domains)
-    assert (source.info.classes, source.info.domains) == (("a", "b", "c"), ("x", "y"))
-
-
-@pytest.mark.parametrize("encoding", ["tensor", "bytes", "hub"])
+@pytest.mark.parametrize("encoding", ["bytes", "hub"])
 def test_parquet_files_are_read_in_order_of_their_names(encoding, tmp_path):
     images, labels, files = pixels(9, 6, 7, 3), np.arange(9) % 4, tmp_path / "files"
     files.mkdir()
     for name, rows in (("train-00000-of-00002", [0, 1, 2]), ("train-00001-of-00002", [3, 4]), ("test-0", range(5, 9))):
         rows = list(rows)
-        if encoding == "tensor":
-            column = pa.FixedShapeTensorArray.from_numpy_ndarray(images[rows])
-        elif encoding == "bytes":
+        if encoding == "bytes":
             column = pa.array([png(images[i]) for i in rows])
         else:
             column = pa.array([{"bytes": png(images[i]), "path": f"{i}.png"} for i in rows])
@@ -58,10 +43,6 @@ def test_parquet_names_the_row_of_an_unreadable_image_and_a_missing_column(tmp_p
     pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"no column 'label' in .*a.parquet"):
         prepare("parquet", tmp_path / "out", tmp_path)
-    write_set(tmp_path / "b.arrow", "b", "ab", [(pixels(3, 4, 4, 1), np.array([0, 1, 1]))])
-    redescribe(tmp_path / "b.arrow", classes=["a"])
-    with pytest.raises(DataError, match=r"label 1 outside 0\.\.0 in .*b.arrow, row 1"):
-        prepare("arrow", tmp_path / "out", tmp_path / "b.arrow")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"not readable .*a.parquet"):
         prepare("parquet", tmp_path / "out", tmp_path)
@@ -88,10 +69,3 @@ def test_columns_that_would_be_cut_or_guessed_are_refused(tmp_path, columns, wor
     _table(tmp_path / "a.parquet", **columns)
     with pytest.raises(DataError, match=words):
         prepare("parquet", tmp_path / "out", tmp_path)
-
-
-def test_a_size_is_refused_where_images_are_pixels_already(tmp_path):
-    path = tmp_path / "old.arrow"
-    write_set(path, "old", "ab", in_batches(pixels(4, 6, 6, 3), np.arange(4) % 2, 4))
-    with pytest.raises(DataError, match=r"these are pixels in .*old\.arrow.* let data\.resize"):
-        prepare("arrow", tmp_path / "out", path, options=ReaderOptions(size=4))

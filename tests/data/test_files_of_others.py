@@ -35,7 +35,7 @@ def path(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"shape": [4, 4]}, r"inputs of shape .* where the description says \(4, 4\)"),
+        ({"shape": [4, 4]}, r"inputs and targets of kind .* where the description says \(\(4, 4\), "),
         ({"colour": "red"}, "colour"),
         ({"classes": ["a"]}, r"label 1 outside 0\.\.0"),
     ],
@@ -94,7 +94,9 @@ def no_pixels(images):
 
 
 def test_own_preprocessing_that_leaves_no_pixel_is_refused(path):
-    with pytest.raises(DataError, match=r"shape \(0, 4, 1\), without a pixel in data\.preprocess, .*no_pixels"):
+    with pytest.raises(
+        DataError, match=r"shape \(3, 0, 4, 1\) and type uint8 for 3 images in data\.preprocess, .*no_pixels"
+    ):
         make_preprocess(PreparedSet(path), own=f"{__name__}:no_pixels")
 
 

@@ -211,7 +211,7 @@ def hostile_file(rng: random.Random, raw: dict[str, Any], here: Path, root: Path
         return lambda: prepare("npz", here / "data", here / "a.npz")
     if kind == "tree":
         tree(rng, here / "tree")
-        name = rng.choice(("folder", "domains", "npz", "arrow", "parquet"))
+        name = rng.choice(("folder", "domains", "npz", "parquet"))
         return lambda: prepare(name, here / "data", here / "tree", options=ReaderOptions(size=rng.choice((None, 8))))
     if kind == "description":
         shutil.copytree(root, here / "data")
@@ -226,7 +226,7 @@ def hostile_file(rng: random.Random, raw: dict[str, Any], here: Path, root: Path
         lambda: raysim.run(str(path), quiet=True),
         lambda: run(raw | {"partition": {"scheme": "file", "file": str(path)}}),
         lambda: run(raw | {"model": raw["model"] | {"pretrained": str(path)}}),
-        lambda: prepare(rng.choice(("npz", "folder", "arrow", "parquet")), here / "data", path),
+        lambda: prepare(rng.choice(("npz", "folder", "parquet")), here / "data", path),
     )
     return rng.choice(uses)
 

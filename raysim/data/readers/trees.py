@@ -1,4 +1,4 @@
-"""Readers of image files: trees of folders, HAM10000 with its table, Arrow and Parquet files with pixels or encoded images.
+"""Readers of image files: trees of folders, HAM10000 with its table, Parquet files with encoded images.
 
 Every reader of a tree lists its images in sorted order first; batches of them are then decoded in parallel, in that order.
 """
@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from raysim.base.errors import DataError, explained
 from raysim.base.reading import read_json, regular_file
-from raysim.data.arrow import SetInfo, describe
 from raysim.data.reader_api import PARTS, Contents, ReaderOptions, Request, need, numbered, split_codes
 from raysim.data.rows import SetRows, batch_rows, check_range, damaged
 
@@ -260,24 +259,23 @@ def decode(
 
 
 def read_table(request: Request) -> Contents:
-    """Arrow IPC or Parquet files with columns `label` and `image`: pixels as a fixed-shape tensor, or encoded images
-    (bytes, or the {bytes, path} of the Hugging Face hub). `domain` and `split` columns are kept.
+    """Parquet files with columns `label` and `image`: encoded images, as bytes or the {bytes, path} of the Hugging Face hub.
+    `domain` and `split` columns are kept.
 
     Several files are read in the order of their names; if these begin with train, validation or test, so do the splits.
     """
     from pyarrow.dataset import dataset  # 0.2 s
 
-    kind = request.name
-    files = [request.root] if request.root.is_file() else sorted(request.root.rglob(f"*.{kind}"))
+    files = [request.root] if request.root.is_file() else sorted(request.root.rglob("*.parquet"))
     if not files:
-        raise DataError(f"no .{kind} file", str(request.root), "give a file, or the folder that has them")
+        raise DataError("no .parquet file", str(request.root), "give a file, or the folder that has them")
     parts = [next((part for part in PARTS if path.name.startswith(part)), "") for path in files]
     codes = split_codes(parts).tolist() if all(parts) else [None] * len(files)
     tables = []
     for path in files:
         with damaged(path):
-            tables.append(dataset(regular_file(path), format="ipc" if kind == "arrow" else "parquet"))
-        if missing := {"image", "label"} - set(_named(tables[-1].schema)):
+            tables.append(dataset(regular_file(path), format="parquet"))
+        if missing := {"image", "label"} - set(tables[-1].schema.names):
             raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")
         _check_types(tables[-1].schema, path)
     classes, domains = _names(tables, files[0])
@@ -286,34 +284,22 @@ def read_table(request: Request) -> Contents:
     return Contents(classes, chain.from_iterable(batches), files, sum(each.count_rows() for each in tables), domains)
 
 
-def _named(schema: pa.Schema) -> dict[str, str]:
-    """Return standard column -> column of the table; prepared sets use input and target."""
-    ours = {name: there for name, there in (("image", "input"), ("label", "target")) if there in schema.names}
-    return {name: name for name in ("image", "label", "domain", "split") if name in schema.names} | ours
-
-
 def _check_types(schema: pa.Schema, path: Path) -> None:
     """Raise DataError for columns of unsupported types."""
-    columns = _named(schema)
-    for name in sorted({"label", "domain", "split"} & columns.keys()):
-        kind = schema.field(columns[name]).type
+    for name in sorted({"label", "domain", "split"} & set(schema.names)):
+        kind = schema.field(name).type
         if not pa.types.is_integer(kind):
             mend = "give whole numbers; those of the classes in the order of their names, from 0"
             raise DataError(f"a column {name!r} of type {kind}", str(path), mend)
-    kind = schema.field(columns["image"]).type
+    kind = schema.field("image").type
     cell = kind.field("bytes").type if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
-    is_encoded = pa.types.is_binary(cell) or pa.types.is_large_binary(cell)
-    if not is_encoded and not isinstance(kind, pa.FixedShapeTensorType):
-        mend = "give pixels as a fixed-shape tensor, encoded images as bytes, or the hub's {bytes, path}; for paths, use `folder`"
+    if not pa.types.is_binary(cell) and not pa.types.is_large_binary(cell):
+        mend = "give encoded images as bytes, or the hub's {bytes, path}; for paths, use `folder`"
         raise DataError(f"a column 'image' of type {kind}", str(path), mend)
 
 
 def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Class and domain names: of a set of ours, of the hub's metadata, or else numbers up to the largest label."""
-    if describe(first).is_file():
-        with damaged(describe(first)):
-            info = SetInfo.read(first)
-            return info.classes, info.domains
+    """Class and domain names: of the hub's metadata, or else numbers up to the largest label."""
     hub = json.loads((tables[0].schema.metadata or {}).get(b"huggingface", b"{}"))
     names = hub.get("info", {}).get("features", {}).get("label", {}).get("names")
     with damaged(first):
@@ -322,38 +308,30 @@ def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tup
 
 def _numbers(tables: Sequence[Dataset], column: str, path: Path) -> tuple[str, ...]:
     """0 to the largest value of a column, in words; none without the column."""
-    stored = _named(tables[0].schema).get(column)
-    if stored is None:
+    if column not in tables[0].schema.names:
         return ()
-    largest = [pc.max(table.to_table([stored])[stored]).as_py() for table in tables]
+    largest = [pc.max(table.to_table([column])[column]).as_py() for table in tables]
     return numbered(max((value for value in largest if value is not None), default=-1), path, column)
 
 
 def _table_batches(
     request: Request, path: Path, table: Dataset, num_classes: int, split: int | None
 ) -> Iterator[SetRows]:
-    columns_of = {name: pc.field(column) for name, column in _named(table.schema).items()}
-    names = [name for name in columns_of if name != "image"]
-    kind, size = table.schema.field(_named(table.schema)["image"]).type, request.options.size
-    is_pixels = isinstance(kind, pa.FixedShapeTensorType)
-    if is_pixels and size is not None:
-        mend = "drop --size, and let data.resize do it in every batch"
-        raise DataError("--size is for encoded images, and these are pixels", str(path), mend)
+    names = [name for name in ("label", "domain", "split") if name in table.schema.names]
+    size = request.options.size
     first, shape = 0, (size, size, 3) if size is not None else ()
     # Encoded images are small in the file and large in memory: few at a time.
-    rows = batch_rows(tuple(kind.shape)) if is_pixels else batch_rows(shape) if shape else 128
+    rows = batch_rows(shape) if shape else 128
     with damaged(path):
-        for record in table.to_batches(columns=columns_of, batch_size=rows):
+        for record in table.to_batches(columns=["image", *names], batch_size=rows):
             if not len(record):
                 continue
-            if is_pixels:
-                pixels = record["image"].to_numpy_ndarray()
-            else:
-                cells = record["image"].field("bytes") if pa.types.is_struct(kind) else record["image"]
-                places = [f"{path}, row {first + i}" for i in range(len(record))]
-                encoded = [cell or b"" for cell in cells.to_pylist()]
-                pixels = decode(encoded, names=places, options=request.options, shape=shape)
-                shape = pixels.shape[1:]
+            cells = record["image"]
+            cells = cells.field("bytes") if pa.types.is_struct(cells.type) else cells
+            encoded = [cell or b"" for cell in cells.to_pylist()]
+            places = [f"{path}, row {first + i}" for i in range(len(record))]
+            pixels = decode(encoded, names=places, options=request.options, shape=shape)
+            shape = pixels.shape[1:]
             for name in names:
                 if record[name].null_count:
                     row = first + record[name].is_null().index(True).as_py()
