@@ -59,11 +59,6 @@ class Source:
     has_files: bool = True
     has_tree: bool = False
 
-    @property
-    def told_options(self) -> str:
-        """As on the command line."""
-        return ", ".join(map(option, self.options)) or "none"
-
 
 READERS: dict[str, Callable[[Request], Contents]] = {
     "digits": arrays.read_digits,
@@ -160,7 +155,11 @@ def prepare(
     source, save_as = SOURCES[name], save_as or name
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
-            raise DataError(f"{name} has no option {option(field.name)}", "", f"its options: {source.told_options}")
+            raise DataError(
+                f"{name} has no option {option(field.name)}",
+                "",
+                f"its options: {', '.join(map(option, source.options)) or 'none'}",
+            )
     if files is not None and not source.has_files:
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):

@@ -124,11 +124,6 @@ def knows(network: str) -> bool:
     return timm.is_model(network) and timm.get_pretrained_cfg(network) is not None
 
 
-def names() -> list[str]:
-    """All of timm's names, without tags."""
-    return library("timm").list_models()
-
-
 def timm_architecture(network: str) -> Architecture:
     """The architecture behind a name that timm knows.
 

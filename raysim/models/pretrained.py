@@ -91,13 +91,6 @@ def _read_torch(path: Path) -> object:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
-def _kind(tensor: Tensor) -> str:
-    """Return the kind of a tensor's numbers; tensors of equal kind are convertible."""
-    if tensor.is_floating_point():
-        return "float"
-    return "complex" if tensor.is_complex() else "integer"
-
-
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str, source: str) -> None:
     """Copy weights into a module, tensor by tensor.
 
@@ -122,7 +115,11 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     faults = [f"{name} is missing" for name in own if name not in loaded and name not in counters]
     faults += [f"{name} is not in the model" for name in loaded if name not in own]
     faults += [f"{name} is {tuple(b.shape)} instead of {tuple(a.shape)}" for name, a, b in common if a.shape != b.shape]
-    faults += [f"{name} holds {b.dtype} instead of {a.dtype}" for name, a, b in common if _kind(a) != _kind(b)]
+    faults += [
+        f"{name} holds {b.dtype} instead of {a.dtype}"
+        for name, a, b in common
+        if a.is_floating_point() != b.is_floating_point()
+    ]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
         mend = "choose the model, its options, model.lora and data.resize as the weights need them"

@@ -15,9 +15,10 @@ from raysim.base.errors import ConfigError, Fault, OwnCodeError, did_you_mean
 from raysim.base.own import place_of
 from raysim.base.own_code import own_function, with_given
 from raysim.models.architecture import Architecture, ModelSpec, Shape
-from raysim.models.from_timm import TRANSFORMERS, knows, names, timm_architecture
+from raysim.models.from_timm import TRANSFORMERS, knows, timm_architecture
 from raysim.models.from_torchvision import TORCHVISION
 from raysim.models.from_transformers import PREFIX, causal_architecture
+from raysim.models.parts import library
 from raysim.models.sequences import SEQUENCES
 from raysim.models.small import SMALL
 
@@ -40,7 +41,7 @@ def find_architecture(name: str) -> Architecture:
         return timm_architecture(network)
     if prefix not in ("", "timm", "torchvision"):
         return own_architecture(name)
-    hint = did_you_mean(network, [*MODELS, *names()], most=3)
+    hint = did_you_mean(network, [*MODELS, *library("timm").list_models()], most=3)
     others = "every model of timm, transformers:FOLDER; or module:function for your own"
     known = f"{', '.join(sorted(MODELS))}, {others}"
     raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")

@@ -257,8 +257,7 @@ def _without_missing(
     gaps = table.frame[list(dict.fromkeys([*inputs, *names]))].isna()
     drops_all, drops_targets = options.missing == "drop", options.missing_target == "drop"
     for name in gaps.columns[gaps.any()]:
-        count = int(gaps[name].sum())
-        what = f"a missing value, one of {count:,} in the column" if count > 1 else "a missing value"
+        what = "a missing value"
         if name in names and not drops_all and not drops_targets:
             raise DataError(
                 what, table.place(name, gaps[name]), "give --missing-target drop, which leaves such rows out"
@@ -456,18 +455,13 @@ def _target(table: TableRows, targets: Sequence[str], asked: str | None) -> tupl
 def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
     """Return the task implied by the target's columns."""
     where = f"{table.files[0]}, --target {','.join(kinds)}"
-    if len(kinds) == 1:
-        ((name, kind),) = kinds.items()
-        count = table.frame[name].nunique()
-        if kind == "int" and count > FEW:
-            mend = "give --task classes or --task regression"
-            raise DataError(f"{count:,} different whole numbers, classes or regression", where, mend)
-        return "regression" if kind == "float" else "classes"
-    if "words" not in kinds.values():
-        if all(kind != "float" and table.frame[name].isin([0, 1]).all() for name, kind in kinds.items()):
-            return "labels"
-        if "float" in kinds.values():
-            return "regression"
-    given = ", ".join(f"{name} of {'whole numbers' if kind == 'int' else kind}" for name, kind in kinds.items())
-    mend = "choose columns of numbers" if "words" in kinds.values() else "give --task labels or regression"
-    raise DataError(f"several targets that are neither labels, 0 or 1, nor fractions: {given}", where, mend)
+    if len(kinds) > 1:
+        if "words" in kinds.values():
+            raise DataError("several targets, and words among them", where, "choose columns of numbers")
+        return "labels" if table.frame[list(kinds)].isin([0, 1]).all(axis=None) else "regression"
+    ((name, kind),) = kinds.items()
+    count = table.frame[name].nunique()
+    if kind == "int" and count > FEW:
+        mend = "give --task classes or --task regression"
+        raise DataError(f"{count:,} different whole numbers, classes or regression", where, mend)
+    return "regression" if kind == "float" else "classes"
