@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 
 from raysim.base.errors import ConfigError, RaysimError, RunExists
 from raysim.base.own_code import packed
-from raysim.base.progress import Listener
+from raysim.base.progress import Listener, clock
 from raysim.base.uri import is_uri
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
@@ -248,6 +248,9 @@ class _Watch(tune.Callback):
     ):
         self._sweep, self._say, self._show, self._copy = sweep, listener.say, listener.show, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
+        self._rounds: dict[str, int] = {}
+        self._resumed: dict[str, int] = {}  # rounds that were there before: a trial reports them again, and at once
+        self._first: tuple[float, float] | None = None  # when results first came, and the images of then
         self._spoke_at = time.monotonic()
         self._num_before, self._num_ended, self._num_lines = num_done, num_done, 0
         self.lost: list[SweepTrial] = []
@@ -261,6 +264,9 @@ class _Watch(tune.Callback):
     def expect(self, trials: Sequence[SweepTrial]) -> None:
         """These are to run."""
         self._trials |= {trial.name: trial for trial in trials}
+        folders = {trial.name: RunFolder(self._sweep.folder / trial.name) for trial in trials}
+        self._resumed |= {name: len(folder.progress_rows()) for name, folder in folders.items()}
+        self._rounds |= {trial.name: self._resumed[trial.name] for trial in trials}
 
     @property
     def _count(self) -> int:
@@ -270,6 +276,12 @@ class _Watch(tune.Callback):
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune writes its callbacks to a file that nobody here reads back
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: object
+    ) -> None:
+        if str(trial) in self._rounds:
+            self._rounds[str(trial)] = max(self._resumed[str(trial)], result["training_iteration"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         settings, last, known = self._sweep.base.tune, trial.last_result or {}, self._trials.get(str(trial))
@@ -294,15 +306,34 @@ class _Watch(tune.Callback):
         is_due = now - self._spoke_at >= PROGRESS_S * 1.15**self._num_lines and self._num_lines < MOST_LINES
         if self._show is None and not is_due:
             return
+        share, left = self._progress(now)
         running = sum(trial.status == "RUNNING" for trial in trials)
         text = f"{running} trials running" if running else "starting, or waiting for room in the Ray cluster"
-        text = f"{self._num_ended}/{self._count} trials done, {text}"
+        text = f"{self._num_ended}/{self._count} trials done, {100 * share:.0f} % of all images, {left}{text}"
         if self._show is not None:
             self._show(text)
         else:
             self._spoke_at = now
             self._num_lines += 1
             self._say(f"  {text}")
+
+    def _progress(self, now: float) -> tuple[float, str]:
+        """The share of the sweep's images that are through, and in words how long the others take at the pace since the first."""
+        work = {name: max(1, trial.cost.total.images + trial.cost.scored) for name, trial in self._trials.items()}
+
+        def images(rounds: Mapping[str, int]) -> float:
+            return sum(work[name] * rounds[name] / max(1, trial.num_rounds) for name, trial in self._trials.items())
+
+        done = images(self._rounds)
+        mean = sum(work.values()) / max(1, len(work))  # of trials that are done or not chosen yet, too
+        share = (self._num_before * mean + done) / max(1, self._count * mean)
+        if self._first is None and done > images(self._resumed):
+            self._first = now, done
+        began, before = self._first or (now, done)
+        if done == before:
+            return share, ""
+        left_s = (now - began) / (done - before) * (mean * (self._count - self._num_before) - done)
+        return share, f"{clock(left_s)} left, "
 
     def _ended(self, name: str, mark: Mark, message: str) -> None:
         """Mark a trial that ended early, and report it."""
@@ -314,6 +345,7 @@ class _Watch(tune.Callback):
             folder.mark(mark, f"{message}\n")
             self._copy.send()
         self._num_ended += 1
+        self._rounds[name] = self._trials[name].num_rounds
         self._spoke_at = time.monotonic()
         end = outcome(self._sweep, self._trials[name])
         score = "" if end.score is None else f"{self._sweep.base.tune.metric} {end.score:.4f}  "
