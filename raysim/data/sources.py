@@ -96,6 +96,7 @@ READERS: dict[str, Callable[[Request], Contents]] = {
     "folder": trees.read_folder,
     "domains": trees.read_domains,
     "npz": arrays.read_npz,
+    "arrow": trees.read_table,
     "parquet": trees.read_table,
 }
 

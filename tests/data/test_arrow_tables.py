@@ -1,4 +1,4 @@
-"""Parquet files of others are read back as they were."""
+"""Arrow and Parquet files of others are read back as they were."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from raysim.data.sources import prepare
 from tests.support.image_sets import pixels, png, prepared, same
 
 
+def write_ipc(table, path):
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
 @pytest.mark.parametrize("encoding", ["bytes", "hub"])
-def test_parquet_files_are_read_in_order_of_their_names(encoding, tmp_path):
+def test_files_are_read_in_order_of_their_names(encoding, kind, tmp_path):
     images, labels, files = pixels(9, 6, 7, 3), np.arange(9) % 4, tmp_path / "files"
     files.mkdir()
     for name, rows in (("train-00000-of-00002", [0, 1, 2]), ("train-00001-of-00002", [3, 4]), ("test-0", range(5, 9))):
@@ -28,8 +34,8 @@ def test_parquet_files_are_read_in_order_of_their_names(encoding, tmp_path):
         if encoding == "hub":
             features = {"label": {"names": ["n", "e", "s", "w"], "_type": "ClassLabel"}}
             table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-        pq.write_table(table, files / f"{name}.parquet")
-    source, _, _ = prepared("parquet", files, tmp_path / "out")
+        (write_ipc if kind == "arrow" else pq.write_table)(table, files / f"{name}.{kind}")
+    source, _, _ = prepared(kind, files, tmp_path / "out")
     order = [5, 6, 7, 8, 0, 1, 2, 3, 4]
     same(source, images[order], labels[order], [2] * 4 + [0] * 5)
     assert source.info.classes == (("n", "e", "s", "w") if encoding == "hub" else ("0", "1", "2", "3"))

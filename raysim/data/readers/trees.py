@@ -1,4 +1,4 @@
-"""Readers of image files: trees of folders, HAM10000 with its table, Parquet files with encoded images.
+"""Readers of image files: trees of folders, HAM10000 with its table, Arrow and Parquet files with encoded images.
 
 Every reader of a tree lists its images in sorted order first; batches of them are then decoded in parallel, in that order.
 """
@@ -259,22 +259,23 @@ def decode(
 
 
 def read_table(request: Request) -> Contents:
-    """Parquet files with columns `label` and `image`: encoded images, as bytes or the {bytes, path} of the Hugging Face hub.
+    """Arrow IPC or Parquet files with columns `label` and `image`: encoded images, as bytes or the {bytes, path} of the Hugging Face hub.
     `domain` and `split` columns are kept.
 
     Several files are read in the order of their names; if these begin with train, validation or test, so do the splits.
     """
     from pyarrow.dataset import dataset  # 0.2 s
 
-    files = [request.root] if request.root.is_file() else sorted(request.root.rglob("*.parquet"))
+    kind = request.name
+    files = [request.root] if request.root.is_file() else sorted(request.root.rglob(f"*.{kind}"))
     if not files:
-        raise DataError("no .parquet file", str(request.root), "give a file, or the folder that has them")
+        raise DataError(f"no .{kind} file", str(request.root), "give a file, or the folder that has them")
     parts = [next((part for part in PARTS if path.name.startswith(part)), "") for path in files]
     codes = split_codes(parts).tolist() if all(parts) else [None] * len(files)
     tables = []
     for path in files:
         with damaged(path):
-            tables.append(dataset(regular_file(path), format="parquet"))
+            tables.append(dataset(regular_file(path), format="ipc" if kind == "arrow" else "parquet"))
         if missing := {"image", "label"} - set(tables[-1].schema.names):
             raise DataError(f"no column {sorted(missing)[0]!r}", str(path), "name the columns `image` and `label`")
         _check_types(tables[-1].schema, path)
