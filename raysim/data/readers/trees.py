@@ -259,8 +259,8 @@ def decode(
 
 
 def read_table(request: Request) -> Contents:
-    """Arrow IPC or Parquet files with columns `label` and `image`: encoded images, as bytes or the {bytes, path} of the Hugging Face hub.
-    `domain` and `split` columns are kept.
+    """Arrow IPC or Parquet files with columns `label` and `image`, encoded images: bytes, or the {bytes, path} of the Hugging
+    Face hub. `domain` and `split` columns are kept.
 
     Several files are read in the order of their names; if these begin with train, validation or test, so do the splits.
     """
