@@ -54,8 +54,8 @@ def counts_without(key: str, *values: object) -> Counts:
 
 
 def counts_above(key: str, bound: float) -> Counts:
-    """The option applies if a number is above a bound; null stands for a default above the bound."""
-    return Counts(key, f"more than {bound:g}", lambda value, _: value is None or _number(value) > bound)
+    """The option applies if a number is above a bound."""
+    return Counts(key, f"more than {bound:g}", lambda value, _: _number(value) > bound)
 
 
 def counts_given(key: str) -> Counts:

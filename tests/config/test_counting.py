@@ -75,6 +75,7 @@ def test_defaults_count_as_not_given_so_that_the_complete_configuration_of_a_run
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
+        ({"univarfl": {"uniformity": "kernel", "form": "literal"}}, "form: has no effect with uniformity kernel"),
         ({"personal": {"layers": []}}, "layers is empty"),
         ({"flfa": {"seed": 3}}, "seed: has no effect with feedback round"),
     ],
