@@ -313,8 +313,8 @@ def test_each_input_setting_changes_the_run(root):
         ("data.normalise", "set data.channels=3", {"normalise": "imagenet"}),
         ("data.crop", "larger than the 8 x 8 images", {"crop": 9}),
         ("data.channels", "3", {"channels": 2}),
-        ("data.resize", "must be >= 1", {"resize": 0}),
-        ("data.interpolation", "must be bilinear or bicubic", {"interpolation": "nearest"}),
+        ("data.resize", "must be greater than or equal to 1", {"resize": 0}),
+        ("data.interpolation", "must be 'bilinear' or 'bicubic'", {"interpolation": "nearest"}),
     ],
 )
 def test_faults_of_the_inputs(key, words, data, root):
