@@ -92,7 +92,10 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
         verb = command("raysim", "tune", source)
         text = f"makes this a sweep, which `{verb}` runs; tune=null leaves one run, of the keys outside this group"
         raise ConfigError([Fault("tune", text)], source)
-    refuse(_of_other_verbs(raw), source)
+    config, faults = parse_config(raw)
+    if config is None:  # before PyTorch is imported to check the rest
+        raise ConfigError(faults, source)
+    refuse(_of_other_verbs(config), source)
     listener.step(f"checking {source}")
     if note := note_of_values(raw):
         listener.say(f"note: {note}")
@@ -104,16 +107,13 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
     return plan
 
 
-def _of_other_verbs(raw: Settings) -> list[Fault]:
-    """Yield faults of settings for other verbs, and of metrics that a report will not find."""
+def _of_other_verbs(config: Config) -> list[Fault]:
+    """Return faults of settings for other verbs, and of metrics and figures that a report will not find."""
     from raysim.tuning.metrics import report_faults
 
-    config, _ = parse_config(raw)
-    faults = [] if config is None else report_faults(config.report, [config])
-    groups = {} if config is None else {"tune": config.tune, "calibrate": config.calibrate}
-    return faults + [
+    return report_faults(config.report, [config]) + [
         Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; drop it")
-        for name, group in groups.items()
+        for name, group in {"tune": config.tune, "calibrate": config.calibrate}.items()
         if group != type(group)()
     ]
 
