@@ -126,7 +126,8 @@ def test_metadata_says_what_it_is_for_whom_and_where_it_is_explained(tmp_path):
         shutil.copy(PROJECT / name, tmp_path)
     for folder in ("raysim", "configs", "cluster", "out"):
         (tmp_path / folder).mkdir()
-    shutil.copy(PROJECT / "raysim" / "version.py", tmp_path / "raysim")
+    (tmp_path / "raysim" / "base").mkdir()
+    shutil.copy(PROJECT / "raysim" / "base" / "__init__.py", tmp_path / "raysim" / "base")
     (tmp_path / "raysim" / "__init__.py").touch()
     code = "from setuptools.build_meta import prepare_metadata_for_build_wheel as make; make('out')"
     output(sys.executable, "-c", code, cwd=tmp_path)

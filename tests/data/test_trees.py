@@ -212,6 +212,17 @@ def test_decoding_in_parallel_or_on_ray_data_gives_the_same_bytes(tmp_path, monk
         prepare("folder", tmp_path / "ray", tmp_path / "files", again=True, parallel_map=map_with_ray_data)
 
 
+@pytest.mark.parametrize("place", ["ant/again", "bee/twin"])
+def test_a_link_to_a_folder_that_is_read_already_is_refused(tmp_path, place):
+    files = tmp_path / "files"
+    class_tree(files, ["ant", "bee"])
+    (files / "bee" / "inside").mkdir()
+    target = files / ("ant" if place.startswith("ant") else "bee/inside")
+    (files / place).symlink_to(target, target_is_directory=True)
+    with pytest.raises(DataError, match="a link to a folder that is read already"):
+        prepare("folder", tmp_path / "out", files)
+
+
 def test_a_link_to_images_elsewhere_is_followed(tmp_path):
     images, labels = class_tree(tmp_path / "elsewhere", ["ant", "bee"])
     (tmp_path / "files").mkdir()

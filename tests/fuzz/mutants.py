@@ -115,7 +115,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
                 "labels.astype(np.int64) * num_classes + predictions",
                 "predictions.astype(np.int64) * num_classes + labels",
             ),
-            ("matrix.diagonal()[count > 0] / count[count > 0]", "matrix.diagonal() / np.maximum(1, count)"),
+            ("right[true > 0] / true[true > 0]", "right / np.maximum(1, true)"),
             ("(~np.isnan(table)).astype(float)", "np.ones_like(table)"),
         ),
     ),
@@ -173,7 +173,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
                 "stack.broadcast(self.params.clone(), self.method_state)",
                 "stack.broadcast(self.params, self.method_state)",
             ),
-            ("(round_index + 1) % self.evaluate_every", "round_index % self.evaluate_every"),
+            ("is_due(round_index + 1, self.evaluate_every", "is_due(round_index, self.evaluate_every"),
             ("buffers = self.buffers + total[size:].float()", "buffers = self.buffers"),
             ("if round_index < phase.rounds:", "if round_index <= phase.rounds:"),
             (

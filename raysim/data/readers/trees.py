@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -173,11 +174,22 @@ def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: i
         if not (root / name).is_dir():
             continue  # a domain or a split need not have every class
         folder = root / name / leaf
+        _refuse_loops(folder)
         files = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
         if not files:
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
         pictures += [ImageFile(Path(path), label, **codes) for path, _ in files]
     return pictures
+
+
+def _refuse_loops(folder: Path) -> None:
+    """Raise DataError for a link to a folder already visited, whose images would be read again."""
+    seen: set[str] = set()
+    for path, _, _ in os.walk(folder, followlinks=True):
+        real = os.path.realpath(path)
+        if real in seen:
+            raise DataError("a link to a folder that is read already", path, "remove the link")
+        seen.add(real)
 
 
 def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root: Path, table: str) -> list[ImageFile]:
