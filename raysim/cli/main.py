@@ -27,7 +27,6 @@ from raysim.cli.terminal import (
     Progress,
     command_began,
     err,
-    note_home,
     out,
     print_table,
     run_table,
@@ -151,7 +150,6 @@ def calibrate(
 
 
 def _note_before(is_scaled: bool) -> None:
-    note_home()
     if is_scaled:
         err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,14 +41,6 @@ def print_table(table: Table) -> None:
 def say(line: str) -> None:
     out.print(line, markup=False)
     out.file.flush()
-
-
-def note_home() -> None:
-    """Say where relative paths begin in a job of a cluster that does not say so itself."""
-    from raysim.config import JOB_VARIABLE, home_folder
-
-    if JOB_VARIABLE in os.environ and not os.environ.get("RAYSIM_HOME"):
-        err.print(f"note: RAYSIM_HOME is not set on this cluster; relative paths begin at {home_folder()} of this node")
 
 
 def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> Table:

@@ -119,20 +119,13 @@ def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ())
     Raises:
       ConfigError: a name that no class or function has, or what is no callback.
     """
-    faults, found = [], [("callbacks", each) for each in made]
+    found: list[object] = [*made]
     for index, spec in enumerate(specs):
-        key = f"tune.callbacks[{index}]"
         try:
             name, options = name_and_options(spec)
-            found.append((key, find(name, NONE, "callback")(**options)))
-        except (LookupError, ValueError) as error:
-            faults.append(Fault(key, str(error)))
+            found.append(find(name, NONE, "callback")(**options))
         except Exception as error:  # whatever the class raises, of another package or the user's own
-            faults.append(Fault(key, f"{words_of(error)}; see the arguments that {name} takes"))
-    faults += [
-        Fault(key, f"must be a ray.tune.Callback, got one of type {type(callback).__name__}")
-        for key, callback in found
-        if not isinstance(callback, tune.Callback)
-    ]
-    refuse(faults, "the sweep")
-    return [callback for _, callback in found if isinstance(callback, tune.Callback)]
+            raise ConfigError([Fault(f"tune.callbacks[{index}]", words_of(error))], "the sweep") from error
+    others = [type(each).__name__ for each in found if not isinstance(each, tune.Callback)]
+    refuse((Fault("callbacks", f"must be a ray.tune.Callback, got one of type {name}") for name in others), "the sweep")
+    return [each for each in found if isinstance(each, tune.Callback)]

@@ -62,7 +62,7 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
         "local.momentu: unknown key. Did you mean 'momentum'?",
         "cohort.size:",
         "methods[0]: unknown method 'fedporx'. Did you mean 'fedprox'?",
-        "fedvg.granularity: must be model or layer or block or auto, got 'laier'",
+        "fedvg.granularity: must be 'model', 'layer', 'block' or 'auto', got 'laier'",
         "fedvg.epps: unknown key. Did you mean 'eps'?",
         "sed: unknown key. Did you mean 'seed'?",
         "resources.trainers: 1000 trainers with 1 CPUs each need 1000",
