@@ -30,7 +30,8 @@ class Round:
 
     def is_of(self, message: RoundMessage) -> bool:
         """Whether this is the message's part of the round: that of the latecomers, or that of the others."""
-        return self.index == message.round_index and (self.message.overheard is None) == (message.overheard is None)
+        mine, other = ((m.round_index, m.phase_index, m.overheard is None) for m in (self.message, message))
+        return mine == other
 
 
 def client_views(

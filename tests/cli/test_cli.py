@@ -45,31 +45,37 @@ def faults_of(raw):
 @pytest.mark.slow
 def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
     raw = raw_config(root, ["fedporx", {"fedvg": {"granularity": "laier", "epps": 1}}, "uniform"])
-    raw["local"] |= {"lr": 0, "momentu": 0.9}
-    raw["cohort"] = {"size": "many"}
     raw["resources"] = {"backend": "ray", "trainers": 1000}
     raw["partition"] |= {"alpha": 1e-4, "num_clients": 100}
-    raw["sed"] = 1
     raw["storage"] = str(tmp_path / "runs")
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(raw))
-    result = command("run", "bad.yaml", cwd=tmp_path)
-    assert result.returncode == 2
-    text = result.stderr
-    assert "Traceback" not in text
-    assert "9 faults in bad.yaml" in text
-    for words in (
+    of_methods_and_data = (
+        "methods[0]: unknown method 'fedporx'. Did you mean 'fedprox'?",
+        "fedvg.granularity: must be model or layer or block or auto, got 'laier'",
+        "fedvg.epps: unknown key. Did you mean 'eps'?",
+        "resources.trainers: 1000 trainers with 1 CPUs each need 1000",
+        "gave every client 2 examples",
+    )
+    refused(raw, of_methods_and_data, tmp_path)
+    raw["local"] |= {"lr": 0, "momentu": 0.9}
+    of_keys = (
         "local.lr: must be greater than 0, got 0",
         "local.momentu: unknown key. Did you mean 'momentum'?",
         "cohort.size:",
-        "methods[0]: unknown method 'fedporx'. Did you mean 'fedprox'?",
-        "fedvg.granularity: must be 'model', 'layer', 'block' or 'auto', got 'laier'",
-        "fedvg.epps: unknown key. Did you mean 'eps'?",
         "sed: unknown key. Did you mean 'seed'?",
-        "resources.trainers: 1000 trainers with 1 CPUs each need 1000",
-        "gave every client 2 examples",
-    ):
+    )
+    refused(raw | {"cohort": {"size": "many"}, "sed": 1}, of_keys, tmp_path)
+
+
+def refused(raw, faults, folder):
+    (folder / "bad.yaml").write_text(yaml.safe_dump(raw))
+    result = command("run", "bad.yaml", cwd=folder)
+    text = result.stderr
+    assert result.returncode == 2
+    assert "Traceback" not in text
+    assert f"{len(faults)} faults in bad.yaml" in text
+    for words in faults:
         assert words in text, words
-    assert not (tmp_path / "runs").exists()
+    assert not (folder / "runs").exists()
     assert "ray" not in result.stdout.lower()
 
 
