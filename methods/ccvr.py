@@ -19,6 +19,9 @@ from raysim.core.method import ClientView, Method, ServerView, State
 #: What fed-mammoth adds to every variance.
 MAMMOTH_VARIANCE = 1e-8
 
+#: Passes over the features drawn; more are a slip of the hand, and would not end.
+MOST_EPOCHS = 100_000
+
 #: values (n, d) float32 and labels (n,) int64.
 FeatureSet = tuple[Tensor, Tensor]
 
@@ -61,9 +64,9 @@ def ccvr(
     Raises:
       ValueError: a number out of range; or, when the run starts, a head that is not trained and shared.
     """
-    if num_samples < 1 or epochs < 0 or batch_size < 1:
+    if num_samples < 1 or not 0 <= epochs <= MOST_EPOCHS or batch_size < 1:
         given = f"{num_samples}, {batch_size}, {epochs}"
-        raise ValueError(f"ccvr: num_samples and batch_size must be >= 1 and epochs >= 0, got {given}")
+        raise ValueError(f"ccvr: num_samples and batch_size must be >= 1 and epochs in [0, {MOST_EPOCHS}], got {given}")
     if lr <= 0 or not 0 <= momentum < 1:
         raise ValueError(f"ccvr: lr must be > 0 and momentum in [0, 1), got {lr} and {momentum}")
     is_mammoth = as_in == "fed-mammoth"

@@ -151,7 +151,9 @@ def counter(name: str, option: str, value: float, below: float = 1.0) -> Callabl
 
 
 def refuse_out_of_range(name: str, **options: float) -> None:
-    """Raise ValueError for an option that is not above 0."""
+    """Raise ValueError for an option that is not above 0, or more than 100,000 iterations, which would take hours."""
+    if options.get("iterations", 1) > 100_000:
+        raise ValueError(f"{name}: iterations must be at most 100000, got {options['iterations']}")
     for option, value in options.items():
         if value <= 0:
             raise ValueError(f"{name}: {option} must be > 0, got {value}; leave it out for its default")

@@ -32,6 +32,7 @@ from raysim.reporting.tables import (
     Table,
     cells_of,
     make_tables,
+    other_methods,
     published_cells,
     row_of,
     text,
@@ -91,7 +92,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     asked = _request(runs, given, source)
     group = asked.group
     finished = _recorded(_finished(runs), group, asked.metrics, asked.notes)
-    asked.notes.extend(other_rows(finished, group.rows))
+    asked.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
     report = _compared(asked, cells_of(finished, asked.metrics, asked.beside), asked.measure, runs)
     if any(run.claimed for run in finished):
         report = replace(report, theirs=[])  # shares of layers have no labels of a set that published ones have, too

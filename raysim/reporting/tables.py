@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -137,6 +138,22 @@ def text(value: Label | None) -> str:
     if value is None:
         return "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def other_methods(runs: Sequence[ReportedRun]) -> list[str]:
+    """Return a sentence for each cell whose seeds ran different methods or options under the same name."""
+    cells: dict[frozenset[tuple[str, Label]], dict[str, list[str]]] = {}
+    for run in runs:
+        specs = json.dumps(run.config.get("methods") or [], sort_keys=True)
+        cells.setdefault(frozenset(run.labels.items()), {}).setdefault(specs, []).append(str(run.seed))
+    told = (
+        (dict(labels).get("method"), "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items()))
+        for labels, found in cells.items()
+        if len(found) > 1
+    )
+    return [
+        f"One cell of {name} averages over several methods: {text}. Tell them apart by `labels`." for name, text in told
+    ]
 
 
 def cells_of(

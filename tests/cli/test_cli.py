@@ -50,7 +50,7 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
     raw["storage"] = str(tmp_path / "runs")
     of_methods_and_data = (
         "methods[0]: unknown method 'fedporx'. Did you mean 'fedprox'?",
-        "fedvg.granularity: must be model or layer or block or auto, got 'laier'",
+        "fedvg.granularity: must be 'model', 'layer', 'block' or 'auto', got 'laier'",
         "fedvg.epps: unknown key. Did you mean 'eps'?",
         "resources.trainers: 1000 trainers with 1 CPUs each need 1000",
         "gave every client 2 examples",

@@ -323,3 +323,8 @@ def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
     ):
         with pytest.raises(ConfigError, match=words):
             plan_of(root, methods)
+
+
+def test_a_number_of_epochs_that_would_not_end_is_refused(root):
+    with pytest.raises(ConfigError, match=r"epochs in \[0, 100000\], got 256, 32, 10{30}"):
+        plan_of(root, [{"ccvr": {"epochs": 10**30}}], data=FEW)

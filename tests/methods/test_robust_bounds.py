@@ -337,6 +337,7 @@ def test_a_round_of_too_few_clients_is_told(method, count, words):
         ("krum", {"select": 0}, "select must be > 0, got 0"),
         ("geometric_median", {"smoothing": 0}, "smoothing must be > 0"),
         ("geometric_median", {"iterations": 0}, "iterations must be > 0"),
+        ("geometric_median", {"iterations": 10**12}, "iterations must be at most 100000"),
         ("norm_bounding", {"bound": -1}, "bound must be > 0, got -1"),
         ("centered_clipping", {"tau": 0}, "tau must be > 0"),
         ("centered_clipping", {"iterations": 0}, "iterations must be > 0"),

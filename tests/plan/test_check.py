@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+import raysim
 from raysim.base.errors import ConfigError
 from raysim.config import Config
 from raysim.data.federation import build_shards
@@ -36,9 +37,9 @@ def test_a_phase_method_runs_by_itself_after_the_last_round(root):
     assert plan.num_rounds == 4
 
 
-def test_an_unknown_figure_is_a_fault_before_the_run(root):
+def test_an_unknown_figure_is_a_fault_before_the_run(root, tmp_path):
     with pytest.raises(ConfigError, match=r"report\.figures\[1\]: unknown figure 'curve'\. Did you mean 'curves'"):
-        plan_of(root, report={"figures": ["bars", "curve"]})
+        raysim.run({"report": {"figures": ["bars", "curve"]}, "storage": str(tmp_path)})
 
 
 def test_batches_of_one_example_are_refused_with_batch_norm(root):

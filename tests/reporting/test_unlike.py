@@ -132,3 +132,15 @@ def test_a_report_names_files_without_the_folders_of_this_machine(tmp_path):
     page = (tmp_path / "out" / "report.md").read_text()
     assert "`model.pretrained=.../before/model.safetensors`" in page
     assert str(tmp_path) not in page
+
+
+def test_one_name_of_several_methods_is_told(tmp_path):
+    for seed, mu in ((0, 0.01), (1, 0.01), (2, 1.0)):
+        more = settings(seed=seed, methods=[{"fedprox": {"mu": mu}}])
+        fabricate(
+            tmp_path / "runs" / str(seed), 0.5, labels={"method": "A"}, summary={"params_sha256": str(seed)}, **more
+        )
+    (note,) = make_report([tmp_path / "runs"], {}).notes
+    assert note.startswith("One cell of A averages over several methods:")
+    assert '"mu": 0.01}}] in seed 0, 1; ' in note
+    assert '"mu": 1.0}}] in seed 2.' in note
