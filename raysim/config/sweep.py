@@ -38,7 +38,7 @@ from typing import Any
 
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.settings import Raw, Settings, assign
-from raysim.config.counting import left_idle, remove, value_at
+from raysim.config.counting import left_idle, remove, sets, value_at
 from raysim.config.method_lists import methods_text
 from raysim.config.schema import Config
 
@@ -132,11 +132,19 @@ def may_need_labels(raw: Raw, key: str) -> bool:
     return key.endswith("+") or (key.startswith("methods.") and value_at(raw, ".".join(key.split(".")[:2]), raw) is raw)
 
 
-def same_settings(one: Trial, other: Trial) -> Fault:
-    """The fault of two trials with different labels and equal settings."""
+def same_settings(raw: Raw, one: Trial, other: Trial, source: str) -> Fault:
+    """The fault of two trials with different labels and equal settings, by the names of both and of the overriding layers."""
     axis = next(axis for axis in {**one.values, **other.values} if one.values.get(axis) != other.values.get(axis))
     names = [f"{axis}={each.values[axis]}" if axis in each.values else f"no {axis}" for each in (one, other)]
-    return Fault(key_of(axis), f"{names[0]} and {names[1]} are the same run; keep one of the two")
+    space, both = axes(raw, source), [each.values[axis] for each in (one, other) if axis in each.values]
+    keys = [key.removesuffix("+") for value in both for key in _settings_of(raw, axis, value, space)]
+    others = {f"{key}={value}": {key: value} for key, value in as_mapping(raw["tune"].get("fixed")).items()}
+    others |= {
+        f"{key}={value}": _settings_of(raw, key, value, space) for key, value in one.values.items() if key != axis
+    }
+    winners = [name for name, settings in others.items() if any(sets(settings, key) for key in keys)]
+    text = f"{names[0]} and {names[1]} are the same run{' when ' if winners else ''}{', '.join(winners)}"
+    return Fault(key_of(axis), f"{text}; keep one of the two")
 
 
 def grid(raw: Raw, source: str) -> list[Trial]:

@@ -28,6 +28,11 @@ SUMMARY_NUMBERS = (
 )
 
 
+def scores_of_mains(*mains: str) -> set[str]:
+    """Columns and summaries of main metrics; of those of all tasks where none is given."""
+    return {form.format(main) for main in mains or MAINS for form in (*SUMMARY, "server/{}", "server/validation_{}")}
+
+
 def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]:
     """Return faults of a report: metrics that no run will record, and unknown figures."""
     metrics = {} if report.metric is None else {"report.metric": report.metric}

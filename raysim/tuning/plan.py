@@ -29,7 +29,8 @@ from raysim.config.yaml_text import flow_parts
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import run_place, storage_faults
 from raysim.plan.build import main_metric
-from raysim.tuning.metrics import metric_fault, report_faults
+from raysim.training.tasks import CLASSES, TASKS
+from raysim.tuning.metrics import metric_fault, report_faults, scores_of_mains
 from raysim.tuning.planner import Planner, SweepTrial, refusals
 
 if TYPE_CHECKING:
@@ -249,6 +250,13 @@ def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[Swee
             assert settings.direction
         except ConfigError as error:  # nobody says which values of it are better
             yield from error.faults
+    for trial in trials:
+        task = TASKS.get(str(trial.config.task or CLASSES.name))
+        further = [f"server/{name.rpartition(':')[2]}" for name in trial.config.evaluation.metrics]
+        if task is not None and settings.metric in scores_of_mains() - scores_of_mains(task.main) - {*further}:
+            text = f"trial {trial.name} predicts {task.name} and records no {settings.metric}; its main metric is {task.main}"
+            yield Fault("tune.metric", f"{text}. Compare sets of one task in a sweep")
+            break
     yield from report_faults(report, [trial.config for trial in trials])
     if "validation" in settings.metric:
         bare = [t.name for t in trials if not (t.config.data.validation or t.config.data.validation_set.external.name)]

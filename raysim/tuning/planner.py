@@ -76,7 +76,7 @@ class Planner:
         self._idle |= single.idle
         like = self._texts.setdefault(single.text, single)
         if like.values != single.values:
-            raise ConfigError([sweep.same_settings(like, single)], self._source)
+            raise ConfigError([sweep.same_settings(self._raw, like, single, self._source)], self._source)
         place = {"storage": self._storage, "name": f"{self._name}/{name}"}
         raw = {**single.raw, **place}
         found = check(raw, self._source, validates=self._validates, reads_weights=self._reads_weights)

@@ -83,12 +83,12 @@ def test_labels_that_end_as_one_run_are_refused_by_name(root):
     }
     raw = {**raw_config(root), "name": "s", **a_sweep(**axes)}
     assert len(plan_sweep(layered(raw, {}, "a test"), "a test").trials) == 4
-    with pytest.raises(ConfigError, match=r"rate=low and rate=high are the same run; keep one"):
+    with pytest.raises(ConfigError, match=r"rate=low and rate=high are the same run when local.lr=0.3; keep one"):
         plan_sweep(layered(raw, {"local.lr": 0.3}, "a test"), "a test")
-    with pytest.raises(ConfigError, match=r"method=A and method=B are the same run"):
+    with pytest.raises(ConfigError, match=r"method=A and method=B are the same run when methods=\['fedavgm'\]"):
         plan_sweep(layered(raw, {"methods": ["fedavgm"]}, "a test"), "a test")
     raw |= a_sweep(rate=axes["rate"], method={"slow": {"local": {"lr": 0.5}}})
-    with pytest.raises(ConfigError, match="rate=low and rate=high are the same run"):
+    with pytest.raises(ConfigError, match="rate=low and rate=high are the same run when method=slow"):
         plan_sweep(raw, "a test")
 
 
