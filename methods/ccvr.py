@@ -106,7 +106,7 @@ def ccvr(
         needs=frozenset({"classes", "features", "linear-head"}),
         is_phase=not is_mammoth,
         excludes={
-            "is_robust": "its statistics are sums over every client, attackers too, and train the classifier anew"
+            "is_robust": "its statistics are sums over all clients, attackers included, and retrain the classifier"
         },
     )
 

@@ -20,9 +20,9 @@ from raysim.core.weights import Weights
 
 #: Hooks of other methods through which a client may be seen without noise.
 EXCLUDES = {
-    "report": "what its clients report reaches the server without noise",
-    "overhear": "what it tells some clients of the others has no noise",
-    "weigh": "a client's weight is its clipping, and another weight may let it move the sum by more than `clip` allows",
+    "report": "clients' reports reach the server without noise",
+    "overhear": "messages between clients have no noise",
+    "weigh": "dp bounds each client by its weight, and another weight could exceed `clip`",
     "server_update": "its server step may look at updates or clients, which have no noise",
 }
 
@@ -178,10 +178,10 @@ def _fault(
 ) -> str:
     """Return why a run of these sizes is refused; empty if it is not."""
     if unknown := sorted(trusted - set(sizes.methods)):
-        return f"trust names {unknown[0]!r}, which is no other method of this run; correct it, or drop it"
+        return f"trust names {unknown[0]!r}, which is no method of the run; correct or remove it"
     if noise and delta * sizes.population >= 1:
         return (
-            f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: it would allow to publish one of them"
+            f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: one client's data could be published"
         )
     size = noise_cohort_size or sizes.cohort_size
     if sizes.stop_epsilon is not None:

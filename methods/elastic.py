@@ -111,7 +111,7 @@ def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:
         raise MethodError(
             f"elastic cannot average sensitivities of {name}: its weight is {kind}",
             "server_update",
-            "drop elastic or the method that makes such weights (one per row works without as_in)",
+            "remove elastic or the method that makes the weights (one per row works without as_in)",
         )
     return normalised(weight)
 

@@ -11,7 +11,7 @@ from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 
 #: Why no robust rule runs beside it.
-EVERYBODY = {"is_robust": "h sums up every client's update, those of attackers too, and is added to what the rule left"}
+EVERYBODY = {"is_robust": "h sums up every client's update, those of attackers too, and is added after the rule"}
 
 
 def feddyn(

@@ -72,7 +72,7 @@ def _normalised_by(weight: Tensor | RightMap, effective: Tensor, wanted: Tensor,
         raise MethodError(
             f"fednova cannot normalise {name}: its weight is a linear map",
             "weigh",
-            "drop fednova or the method that makes such weights",
+            "remove fednova or the method that makes the weights",
         )
     shape = (-1, *[1] * (weight.dim() - 1))
     effective, wanted = effective.view(shape), wanted.view(shape)

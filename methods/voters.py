@@ -21,7 +21,7 @@ from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, 
 from raysim.core.weights import RightMap, Weights, normalised
 
 #: Hooks that have no effect beside a rule that makes the update anew -> why.
-NO_WEIGHTS = {"weigh": "it counts every client's update the same, so that weights would have no effect"}
+NO_WEIGHTS = {"weigh": "every client's update counts the same, so weights would have no effect"}
 
 Rule = Callable[..., Any]
 Measure = Callable[[ServerView], Any]
@@ -156,7 +156,7 @@ def refuse_out_of_range(name: str, **options: float) -> None:
         raise ValueError(f"{name}: iterations must be at most 100000, got {options['iterations']}")
     for option, value in options.items():
         if value <= 0:
-            raise ValueError(f"{name}: {option} must be > 0, got {value}; leave it out for its default")
+            raise ValueError(f"{name}: {option} must be > 0, got {value}; leave it out for the default")
 
 
 def fewest(least: Callable[[int], int], options: str) -> Callable[[RunSizes], str]:

@@ -295,7 +295,7 @@ def test_a_finished_run_without_checkpoints_keeps_its_results(settings):
     run = raysim.run(settings, name="a", rounds=2, quiet=True)
     shutil.rmtree(run.folder / "checkpoints")
     before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
-    with pytest.raises(RunExists, match="its checkpoints are gone"):
+    with pytest.raises(RunExists, match="has no checkpoints"):
         raysim.run(settings, name="a", rounds=3, quiet=True)
     assert {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()} == before
     assert raysim.run(settings, name="a", rounds=2, quiet=True).accuracy == run.accuracy
@@ -363,7 +363,7 @@ def test_a_run_is_not_written_into_a_sweep_and_a_damaged_summary_is_one_sentence
     folder = raysim.run(settings, name="a", quiet=True).folder
     (folder / "summary.json").write_text("")
     with pytest.raises(
-        DataError, match=r"summary.json has changed since the run wrote it .*delete this folder to run it anew"
+        DataError, match=r"summary.json has changed since the run wrote it .*delete the folder and repeat the run"
     ):
         raysim.run(settings, name="a", quiet=True)
     (tmp_path / "runs" / "swept").mkdir()

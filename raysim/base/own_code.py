@@ -213,7 +213,7 @@ def name_of(function: Callable[..., object], key: str) -> str:
     try:
         cloudpickle.dumps(function)
     except Exception as error:  # whatever the objects that it refers to raise
-        text = f"{name} cannot be sent to other processes ({error}); let it refer to nothing but values and modules"
+        text = f"{name} cannot be sent to other processes ({error}); let it refer to plain values and modules only"
         raise ConfigError([Fault(key, text)], "the call") from error
     name = f"{module or '__main__'}:{name}@{source_digest(function)}"
     _BY_VALUE[name] = function

@@ -13,5 +13,5 @@ GridOverrides = Annotated[
     list[str] | None,
     Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
 ]
-Planned = Annotated[bool, Option("--plan", help="print what it will cost and stop; trains a few steps")]
+Planned = Annotated[bool, Option("--plan", help="print the expected cost and stop; trains a few steps")]
 Scaled = Annotated[bool, Option("--scaled", help="lay the file's `scale` settings over it")]

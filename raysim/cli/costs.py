@@ -98,7 +98,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
         text = "pairs of network and methods have the mean of their network: measuring took too long"
         out.print(f"{num_unmeasured} {text}")
     if sweep.base.tune.scheduler:
-        out.print(f"{sweep.base.tune.scheduler} may stop trials early: these are the most that it can be")
+        out.print(f"{sweep.base.tune.scheduler} may stop trials early: the figures are upper bounds")
 
 
 def _plan(trial: SweepTrial) -> Plan:

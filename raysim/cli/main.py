@@ -151,7 +151,7 @@ def calibrate(
 
 def _note_before(is_scaled: bool) -> None:
     if is_scaled:
-        err.print("note: --scaled runs a smaller experiment: it shows that the recipe works, not what the paper found")
+        err.print("note: --scaled runs a smaller experiment: the numbers say nothing about the paper's results")
 
 
 @app.command()
@@ -181,7 +181,7 @@ def prepare(
     ] = None,
     root: Annotated[Path | None, Option(help="folder (or file) with the source files")] = None,
     out_dir: Annotated[Path, Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
-    again: Annotated[bool, Option("--again", help="convert even if it is there")] = False,
+    again: Annotated[bool, Option("--again", help="convert again, even if the prepared set exists")] = False,
     save_as: Annotated[str | None, Option("--as", help="name of the prepared set, if not NAME")] = None,
     download: Annotated[bool, Option("--download", help="fetch missing source files into --root")] = False,
     size: Annotated[int | None, Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
@@ -280,7 +280,7 @@ def methods(
 @app.command()
 def report(
     paths: Annotated[
-        list[str] | None, Argument(help="run directories, folders that hold some, or URIs", metavar="[PATH...]")
+        list[str] | None, Argument(help="run directories, folders of run directories, or URIs", metavar="[PATH...]")
     ] = None,
     out_dir: Annotated[
         Path | None,
@@ -295,13 +295,13 @@ def report(
     ] = None,
     tables: Annotated[
         list[str] | None,
-        Option("--published", help="published table to compare with, or a recipe that has some; several times"),
+        Option("--published", help="published table to compare with, or a recipe with published tables; repeatable"),
     ] = None,
     figures: Annotated[list[str] | None, Option("--figure", help="figure to draw; several times")] = None,
     baseline: Annotated[
-        str | None, Option(help="row that the others are tested against; figure gains starts from it")
+        str | None, Option(help="row that all rows are tested against, and the origin of figure gains")
     ] = None,
-    against: Annotated[str | None, Option(help="row that is tested against every other one")] = None,
+    against: Annotated[str | None, Option(help="row that is tested against all rows")] = None,
     gain: Annotated[str | None, Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")] = None,
     time: Annotated[str | None, Option(help="row whose time is 1 in a table of relative times")] = None,
     target: Annotated[

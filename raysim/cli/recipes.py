@@ -76,7 +76,7 @@ def copy(name: str, target: str | None) -> list[Path]:
     copies = _copies_of_kind(name, target) if name in KINDS else _copies_of_file(name, target)
     others = [path for path, file in copies.items() if path.exists() and not _is_same(path, file)]
     if others:
-        text = "is there already, with other content; give another file or folder after --copy"
+        text = "exists with different content; give another file or folder after --copy"
         raise ConfigError([Fault(str(path), text) for path in others], f"a copy of {name}")
     with explained("cannot write a copy", "", "give another file or folder after --copy", OSError):
         for path, file in copies.items():

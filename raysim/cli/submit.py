@@ -98,7 +98,7 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
     if not waits:
         say(f"`ray job logs --follow {job_id}` shows its log, `ray job stop {job_id}` ends it")
         return 0
-    goes_on = f"job {job_id} goes on; the same command follows it, and `ray job stop {job_id}` ends it"
+    goes_on = f"job {job_id} keeps running; the same command follows the job, and `ray job stop {job_id}` ends it"
     try:
         end = jobs.follow(job_id, _write)
     except KeyboardInterrupt:

@@ -56,7 +56,7 @@ def sentence(error: BaseException) -> str:
         return f"cannot write ({masked(str(error))}). {remedy}"
     words = masked(" ".join(str(error).split()))[:500].rstrip(".")
     return (
-        f"{type(error).__name__}: {words}. This is a fault of raysim, or of a package that it uses{_kept(error)}. "
+        f"{type(error).__name__}: {words}. This is a fault of raysim or one of its packages{_kept(error)}. "
         f"{DEBUG_VARIABLE}=1 shows it here"
     )
 

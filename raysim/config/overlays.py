@@ -104,7 +104,7 @@ def _scale(raw: Settings, source: str) -> Settings:
     """The settings of `scale`; the name of the run gets the ending `_scaled`, in place. Raises ConfigError: there are none."""
     settings = raw.get("scale")
     if not isinstance(settings, Mapping) or not settings:
-        raise ConfigError([Fault("scale", "is missing; add a group of settings that shrink this run")], source)
+        raise ConfigError([Fault("scale", "is missing; add a group of settings for a smaller run")], source)
     name = raw.get("name") or (Path(source).stem if axes_as_written(raw) else None)
     if isinstance(name, str) and not name.endswith(SCALED):
         raw["name"] = f"{name}{SCALED}"

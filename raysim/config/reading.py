@@ -187,7 +187,9 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
         held_out = f"test {data.test:g} and validation {data.validation:g}"
         yield Fault("data", f"{held_out} leave nothing to train on; lower them")
     if data.split_within_clients and data.split == "official":
-        yield Fault("data.split_within_clients", "cuts its own test rows; set data.split to fraction, or drop it")
+        yield Fault(
+            "data.split_within_clients", "cuts test rows from the set; set data.split to fraction, or remove the key"
+        )
     if data.reader is not None and "://" in data.root:
         yield Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one")
     if data.files is not None and data.reader is None:

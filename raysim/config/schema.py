@@ -29,7 +29,7 @@ class ModelGroup(Group):
         None, "initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
     )
     blocks: Literal["residual", "stage", "width"] = key(
-        "residual", "what a layer block is; width: neighbouring residual blocks of one output width"
+        "residual", "definition of a layer block; width: neighbouring residual blocks of one output width"
     )
     head: str | None = key(None, "path of the classifier in a model of your own; null: its last nn.Linear")
     lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
@@ -89,10 +89,10 @@ class CohortGroup(Group):
     fraction: float | None = key(None, "clients per round as a fraction of the population", gt=0, le=1)
     sampling: Literal["fixed", "poisson"] = key(
         "fixed",
-        "poisson: each client takes part with the chance of its share, so that the number of clients varies",
+        "poisson: clients take part independently, with the probability of the cohort's share; the number of clients varies",
     )
-    dropout: float = key(0.0, "chance that a chosen client never reports", ge=0, lt=1)
-    stragglers: float = key(0.0, "chance that a client does only a share of its local work", ge=0, le=1)
+    dropout: float = key(0.0, "probability that a chosen client never reports", ge=0, lt=1)
+    stragglers: float = key(0.0, "probability that a client does only a share of the local work", ge=0, le=1)
     straggler_work: float = key(
         0.2, "least share of the work that a straggler does", gt=0, le=1, counts=counts_above("cohort.stragglers", 0)
     )
@@ -132,7 +132,7 @@ class StopGroup(Group):
     )
     epsilon: float | None = key(
         None,
-        "the run ends before the privacy that method dp spends comes to more than this",
+        "largest epsilon that method dp may spend; the run ends before exceeding the value",
         gt=0,
         counts=Counts("methods", "that have dp", _has_dp),
     )
@@ -150,7 +150,7 @@ class TuneGroup(Group):
     )
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "axis -> other axis -> labels of the other axis; the axis counts beside these labels alone"
+        {}, "axis -> other axis -> labels of the other axis; the axis applies beside the listed labels only"
     )
     fixed: Settings = key(
         {}, "settings of every trial, laid over those of labels; --scaled and the command line write them"
@@ -203,15 +203,15 @@ class ReportGroup(Group):
     )
     mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
-    columns: list[str] = key([], "labels whose values are the columns; empty: every label that varies")
+    columns: list[str] = key([], "labels for the columns; empty: every label with several values")
     ignore: list[str] = key(
-        [], "labels that make neither columns nor tables; runs that differ in these alone are averaged"
+        [], "labels that make neither columns nor tables; runs that differ only in ignored labels are averaged"
     )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
     figures: list[str] | None = key(
         None, "names of figures, or module:function of your own; null: bars, lines and curves where they make sense"
     )
-    baseline: str | None = key(None, "row that the others are tested against; the figure gains starts from it")
+    baseline: str | None = key(None, "row that all rows are tested against, and the origin of figure gains")
     gain: str | None = key(
         None, "X: average gain of the rows `Y + X` over `Y`; label=value: of other columns over those with that value"
     )
@@ -219,7 +219,7 @@ class ReportGroup(Group):
     target: float | str | None = key(
         None, "accuracy in percent, or the row that sets it; a table has the rounds, megabytes and seconds to it"
     )
-    against: str | None = key(None, "row that is tested against every other one")
+    against: str | None = key(None, "row that is tested against all rows")
 
 
 class Config(Group):
@@ -228,7 +228,7 @@ class Config(Group):
     name: str | None = key(None, "run name: letters, digits, . _ + = - and /", pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$")
     storage: str = key(
         "runs",
-        "folder for run directories, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/runs: see "
+        "folder for run directories, relative to RAYSIM_HOME if set, or a URI such as s3://bucket/runs: see "
         "docs/storage.md",
     )
     task: str | Settings | None = key(
@@ -237,7 +237,7 @@ class Config(Group):
     seed: int = key(0, "seed of every random draw; it and the configuration decide the result", ge=0)
     rounds: int = key(10, "rounds in all, those of a resumed run included", ge=1)
     on_nonfinite: Literal["error", "skip"] = key(
-        "error", "error: an update that is not finite ends the run; skip: the round goes on without that client"
+        "error", "error: an update that is not finite ends the run; skip: the round continues without the client"
     )
     methods: Annotated[list[str | Settings], BeforeValidator(_without_fedavg)] = key(
         [], "methods, applied in this order; an empty list is fedavg"
@@ -250,15 +250,15 @@ class Config(Group):
     cohort: CohortGroup = group(CohortGroup, "which clients take part in a round", counts=NOT_JOINT)
     evaluation: EvaluationGroup = group(EvaluationGroup, "when and how the global model is scored")
     checkpoint: CheckpointGroup = group(CheckpointGroup, "when the state of a run is written")
-    stop: StopGroup = group(StopGroup, "what ends the run before its last round")
+    stop: StopGroup = group(StopGroup, "conditions that end the run before the last round")
     resources: ResourcesGroup = group(
         ResourcesGroup, "where a run computes; the bits depend on the kind of device and `cpus_per_trainer` alone"
     )
     labels: dict[str, str | int | float] = key({}, "names of the run in tables; a sweep writes them")
     tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
-    calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; a run ignores it")
+    calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; no effect in a run")
     scale: Settings = key({}, "settings laid over the file with --scaled")
-    report: ReportGroup = group(ReportGroup, "what `raysim report` makes of the runs; a run ignores it")
+    report: ReportGroup = group(ReportGroup, "settings of `raysim report`; no effect in a run")
 
     @property
     def is_joint(self) -> bool:

@@ -70,12 +70,12 @@ class DataGroup(Group):
     name: str = key("digits", "name of the prepared set")
     root: str = key(
         "data",
-        "folder with prepared sets, relative to RAYSIM_HOME where that is set, or a URI such as s3://bucket/data",
+        "folder with prepared sets, relative to RAYSIM_HOME if set, or a URI such as s3://bucket/data",
     )
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",
         "official: the set's own test rows, and its validation rows if it has any; fraction: by test and validation; file: by "
-        "partition.file, which goes first; auto: official if the set has test rows and neither test nor split_within_clients "
+        "partition.file, which goes first; auto: official if the set has test rows, and neither test nor split_within_clients "
         "is given, else fraction",
     )
     split_within_clients: bool = key(
@@ -104,14 +104,14 @@ class DataGroup(Group):
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
     unseen_clients: float = key(
         0.0,
-        "share of the clients, at least one, that never train and are scored; they are numbered last",
+        "share of the clients, at least one, that never train and are only scored; numbered last",
         ge=0,
         lt=1,
         counts=counts_without("partition.scheme", "joint"),
     )
     unseen_choice: Literal["drawn", "first", "last"] | None = key(
         None,
-        "which clients these are: drawn by partition.seed, or the scheme's first or last ones; null: the last ones of scheme "
+        "choice of the unseen clients: drawn by partition.seed, or first or last of the scheme; null: the last ones of scheme "
         "file, else drawn",
         counts=counts_above("data.unseen_clients", 0),
     )

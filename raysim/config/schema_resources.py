@@ -26,7 +26,7 @@ class ResourcesGroup(Group):
 
     backend: Literal["auto", "ray", "serial"] = key(
         "auto",
-        "serial: in one process, without Ray; auto: serial where one trainer would do all the work; the bits are the same",
+        "serial: in one process, without Ray; auto: serial if one trainer would do all the work; equal bits",
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
@@ -46,14 +46,13 @@ class ResourcesGroup(Group):
     )
     wait_s: float = key(
         3600.0,
-        "seconds that a run waits before it fails: for room on a busy cluster, for nodes of an autoscaler, or for a cluster "
-        "that it lost",
+        "seconds to wait for room on a busy cluster, for an autoscaler's nodes, or for a lost cluster, before the run fails",
         gt=0,
     )
     restarts: int = key(
         3,
-        "how often a run goes on by itself, from its last checkpoint, after its server, that one's node, or the connection "
-        "to the cluster was lost; and each trial of a sweep that lost its process or node",
+        "how often a run resumes automatically from the last checkpoint after losing the server, the server's node or the "
+        "connection to the cluster; the same for each trial of a sweep that lost the process or the node",
         ge=0,
     )
 

@@ -19,15 +19,15 @@ REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
 HEAD = "@head"
 
 REMEDY = {
-    "classes": "take a set with one class a row, or drop it: it reads classes",
+    "classes": "the method reads classes: use a set with one class a row, or remove the method",
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
-    "test-set": "set data.test above 0, so that there are test rows",
+    "test-set": "set data.test above 0",
     "sgd": "set local.optimizer to sgd: it counts how often a gradient enters the update",
     "client-order": "set data.split_within_clients and data.validation_set.order to client: it scores client after client",
-    "features": "use a model with a classifier layer, so that there is a penultimate feature",
-    "linear-head": "use a model whose classifier is one linear layer",
+    "features": "use a model with a classifier layer",
+    "linear-head": "use a model with one linear layer as its classifier",
     "client-memory": "nothing to do: the engine keeps it",
-    "lora": "set model.lora, for example to {rank: 16}, so that there are adapters",
+    "lora": "set model.lora, for example {rank: 16}",
     "lora-factors": "drop the method that freezes A or B of the adapters, or keeps them personal",
 }
 
@@ -70,7 +70,7 @@ def conflicts(
         faults += [f"{method.name} needs {need}: {REMEDY.get(need, 'this run does not offer it')}" for need in lacking]
         for claim in [] if lacking else sorted(method.claims):
             if not any(_covers(claim, resource) for resource in resources):
-                nothing = f"{method.name} claims {claim}, but this run trains and shares nothing of that name"
+                nothing = f"{method.name} claims {claim}, but no trained and shared tensor has the name"
                 faults.append(f"{nothing}: {_known(claim, resources)}")
     faults += exclusions(methods)
     pairs = list(combinations([m for m in methods if not m.is_phase], 2))

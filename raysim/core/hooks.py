@@ -106,7 +106,7 @@ def called(function: Callable[..., T], method: Method, hook: str, view: ClientVi
         writes = view.start._version
         value = function(*values)
         if view.start._version != writes:
-            mend = "work on a copy: other clients start from it too"
+            mend = "work on a copy: all clients start from the same vector"
             raise fault_of_hook(method, hook, "wrote to client.start", mend)
         return value
 

@@ -211,7 +211,7 @@ def chain(name: str, *parts: Method) -> Method:
       ValueError: a part is a phase of its own, which cannot be inside another method, or has a hook that another excludes.
     """
     if phases := [part.name for part in parts if part.is_phase]:
-        raise ValueError(f"chain {name!r}: {', '.join(phases)} runs as a phase of its own; list it beside the chain")
+        raise ValueError(f"chain {name!r}: {', '.join(phases)} runs as a separate phase; list it beside the chain")
     if faults := exclusions(parts):
         raise ValueError(f"chain {name!r}: {faults[0]}")
     stack = Stack(parts)

@@ -183,7 +183,7 @@ def read_division(path: Path, *, num_examples: int, num_clients: int) -> Divisio
     if len(examples) < num_examples:
         missing = np.setdiff1d(np.arange(num_examples), examples)
         what = f"example {missing[0]} is missing ({len(missing)} of {num_examples} in all)"
-        raise DataError(what, where, "name every example of the set; split unused is for those that nobody has")
+        raise DataError(what, where, "name every example of the set; give the examples without a client split unused")
     splits = np.empty(num_examples, np.int64)
     splits[examples] = codes
     return DivisionFile(where, owners, splits)

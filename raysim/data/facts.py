@@ -122,7 +122,7 @@ def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
             counts = f"{len(classes)} classes, {_some(classes)}; {len(expected)} expected"
             return f"{counts}, and {_some(missing)} is not there", _cause_of_classes(len(classes), len(expected), below)
         if more := [name for name in classes if name not in expected]:
-            return f"{_some(more)} is no class of it", "a folder or label that is not the set's; remove it"
+            return f"{_some(more)} is no class of it", "a folder or label from outside the set; remove it"
         what = f"classes in the order {_some(classes)}, {_some(expected)} expected"
         return what, "the labels have another order; sort them"
     if facts.domains and contents.domains and contents.domains != facts.domains:
@@ -144,7 +144,7 @@ def _cause_of_counts(counts: Mapping[str, int], facts: Facts) -> str:
         return "the layout of a mirror: give the folder with the publisher's train and test, or use --as NAME"
     if total < expected:
         return "half a download, or a part of the set; fetch it again, or keep the part apart with --as NAME"
-    return "images that are not the set's; remove them, or keep it apart with --as NAME"
+    return "images from outside the set; remove them, or give --as NAME"
 
 
 def _some(names: Sequence[str]) -> str:

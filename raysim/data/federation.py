@@ -58,7 +58,7 @@ def build_all_shards(
       DataError: no space, or no permission, to write them.
     """
     folders = {manifest.checksum: cache / manifest.checksum[:24] for manifest in manifests}
-    mend = "free some space there, or set data.root to a folder that can be written"
+    mend = "free space on the disk, or set data.root to a writable folder"
     with explained("cannot write shards", cache, mend, OSError), ExitStack() as locks:
         cache.mkdir(parents=True, exist_ok=True)
         for folder in sorted(folders.values()):  # in one order: two that build the same ones cannot wait for each other
@@ -161,7 +161,7 @@ class Federation:
         if fetch is not None:  # always anew: it says how long the files must be
             folder.mkdir(parents=True, exist_ok=True)
             fetch("index.json")
-        mend = "delete this folder; the next run rebuilds it"
+        mend = "delete the folder; the next run rebuilds the shards"
         with explained("the shard index is missing or damaged", folder, mend, *DAMAGE):
             index: Any = read_json(folder / "index.json")
             self._sizes: dict[str, int] = index["files"]
@@ -230,7 +230,9 @@ class Federation:
                 self._fetch(name)
         if not self._is_whole(name):
             what = f"{name} arrived with another length than the index says ({self._sizes[name]} bytes)"
-            raise DataError(what, str(self.folder), "check the free space there; the next run fetches it again")
+            raise DataError(
+                what, str(self.folder), "check the free space on the disk; the next run fetches the file again"
+            )
 
     def _is_whole(self, name: str) -> bool:
         path = self.folder / name

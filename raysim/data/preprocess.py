@@ -100,7 +100,7 @@ def make_preprocess(
     if not images.info.is_images:
         if size or own:
             what = f"{images.info.name} holds {images.info.input_type} inputs of shape {images.info.shape}, no images"
-            raise DataError(what, "data.preprocess", "drop it; it is for images")
+            raise DataError(what, "data.preprocess", "remove the key; it applies to images only")
         return Preprocess(images.info.shape, images.info.shape, images.info.shape, input_type=images.info.input_type)
     original = height, width, channels = images.info.shape
     fitted = (size or height, size or width, channels)

@@ -250,7 +250,7 @@ def prepare_own(
         if is_prepared(path) and not again:
             info = PreparedSet(path).info
             if not info.made_by:
-                what = f"there is a set {name!r} that no reader of yours wrote"
+                what = f"the set {name!r} exists and was not written by your reader"
                 raise DataError(what, str(path), "choose another data.name")
             # Where the sources are not, as on another machine, nothing can have changed them; another name is another source.
             if info.made_by == made_by or (is_away and (FROM not in info.source or info.source == source)):
@@ -349,7 +349,7 @@ def array_contents(
         kinds, axes = TARGETS[task]
         if y.dtype.kind not in kinds or axes not in (None, y.ndim):
             what = f"targets of shape {y.shape} and type {y.dtype} for the task {task}"
-            raise DataError(what, where, "give targets of that task, or name another one")
+            raise DataError(what, where, "give targets of the task, or name another task")
         types = {"classes": np.int64, "labels": np.uint8, "regression": np.float32, "tokens": np.int32}
         if task == "labels" and ((y < 0) | (y > 1)).any():
             raise DataError("labels other than 0 and 1", where, "give 0 or 1 for each label of a row")

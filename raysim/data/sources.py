@@ -175,7 +175,7 @@ def prepare(
         for asked, given in ((resizing, prepared.info.resize), (of_rows, prepared.info.options)):
             if asked not in ("", given):
                 what = f"it is there with {given or 'no options'}, and {asked} is asked for"
-                raise DataError(what, save_as, "give --again to make it anew, or --as NAME for a second one")
+                raise DataError(what, save_as, "give --again to replace the set, or --as NAME for a second set")
         prepared.verify()
         return prepared.info
 

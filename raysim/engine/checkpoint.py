@@ -124,10 +124,10 @@ class CheckpointStore:
                 aside = damaged.with_name(f"damaged-{damaged.name}")
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(damaged, aside)
-                say(f"checkpoint {line}; going on from the one before it, {folder.name}")
+                say(f"checkpoint {line}; resuming from the previous checkpoint, {folder.name}")
             return checkpoint
         if damages:
-            remedy = "delete this folder; the same command then begins the run anew"
+            remedy = "delete the folder; the same command then repeats the run"
             raise RaysimError(f"no checkpoint is whole: {'; '.join(damages)}", str(self.folder), remedy)
         return None
 

@@ -163,7 +163,7 @@ def evaluation(
         if metrics:
             assert score.logits is not None
             if not {"labels", "targets"} & score.columns.keys():
-                what = f"the task {task.name} keeps neither labels nor targets of what it scores"
+                what = f"the task {task.name} keeps neither labels nor targets"
                 raise RaysimError(what, "evaluation.metrics", "keep `targets` in its `measure`, or drop the metrics")
             labels = score.labels.astype(np.int64) if "labels" in score.columns else score.columns["targets"]
             with warnings.catch_warnings():

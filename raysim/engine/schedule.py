@@ -43,7 +43,7 @@ class Phase:
 
     Attributes:
       sampling: of cohorts, see `choose_cohort`.
-      dropout: chance that a chosen client never reports.
+      dropout: probability that a chosen client never reports.
       stragglers: chance that a client does only a share of its work, uniform in [straggler_work, 1).
     """
 

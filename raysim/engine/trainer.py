@@ -167,7 +167,7 @@ class Trainer:
         # Hooks are watched one by one, see `raysim.core.hooks.called`; this one wrote in a backward pass, outside of its call.
         if start._version != version:
             names = ", ".join(method.name for method in phase.methods)
-            remedy = "work on a copy: other clients start from it too"
+            remedy = "work on a copy: all clients start from the same vector"
             raise MethodError(f"a hook of {names} wrote to client.start", "a backward pass", remedy)
         kept = take_memory(phase, views, self.layout, trained)
         is_scored = self.layout.personal and current.message.is_scored

@@ -92,5 +92,5 @@ def refuse_changed(folder: Path, seal: Path, paths: Iterable[Path]) -> None:
     for path in paths:
         name = path.relative_to(folder).as_posix()
         if name in digests and path.is_file() and file_digest(path) != digests[name]:
-            remedy = "put the file back, or delete this folder to run it anew"
+            remedy = "restore the file, or delete the folder and repeat the run"
             raise DataError(f"{name} has changed since the run wrote it", str(folder), remedy)

@@ -250,7 +250,7 @@ class RunFolder:
         if not self.progress.is_file():
             return []
         self.check_unchanged(self.progress)
-        what, remedy = f"{self.progress.name} is damaged", "put the file back, or delete this folder to run it anew"
+        what, remedy = f"{self.progress.name} is damaged", "restore the file, or delete the folder and repeat the run"
         with explained(what, self.path, remedy, ValueError, TypeError, KeyError, csv.Error, to=RaysimError):
             with open(self.progress, newline="") as file:
                 rows = [row for row in csv.DictReader(file, strict=True) if row.get("system/round_s")]
@@ -320,7 +320,7 @@ class RunFolder:
         """Yield (round, logged arrays) of each round with arrays. Raises DataError: a file is damaged or was changed."""
         for index, path in self.array_files().items():
             self.check_unchanged(path)
-            mend = "delete that file; what it holds is lost"
+            mend = "delete the file; its contents are lost"
             # Of numpy's header, zip and zlib, each of which has its own errors.
             with (
                 explained(f"{path.name} is damaged", path.parent, mend, Exception),

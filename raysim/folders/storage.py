@@ -135,7 +135,7 @@ class StoredRun:
                 break
             except FAILURES as error:
                 if wait_s is None:
-                    remedy = "the local folder has everything; the same command on this machine goes on from there"
+                    remedy = "the local folder is complete; the same command on this machine resumes from it"
                     text = f"the storage {self.uri} failed {len(WAITS_S) + 1} times ({reason(error)})"
                     raise RaysimError(text, f"run {self._folder.path}", remedy) from error
                 self._say(f"storage {self.uri} failed ({reason(error)}); trying again in {wait_s:g} s")

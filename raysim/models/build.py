@@ -153,7 +153,7 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
         text = f"{spec.name} gives {given} for 2 inputs and {spec.num_classes} outputs; it must give {wanted}"
         raise ConfigError([Fault("model", text)])
     if not logits.is_meta and not bool(torch.isfinite(logits).all()):
-        text = f"{spec.name} gives logits that are not finite, at its initial values, for random inputs"
+        text = f"{spec.name} returns logits that are not finite for random inputs, at the initial values"
         raise ConfigError([Fault("model", text)])
 
 

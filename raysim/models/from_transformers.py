@@ -34,11 +34,11 @@ def causal_architecture(name: str) -> Architecture:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise LookupError(f"{path} has no config.json; name the folder that save_pretrained wrote")
-        mend = "save it with save_pretrained, or name its config.json for random weights"
+        mend = "save the model with save_pretrained, or name a config.json for random weights"
         if not any(path.glob("*.safetensors")):
             raise LookupError(f"{path} has no weights as .safetensors; {mend}")
     elif not path.is_file():
-        raise LookupError(f"there is no {path}; name a folder that save_pretrained wrote, or a configuration file")
+        raise LookupError(f"there is no {path}; name a folder written by save_pretrained, or a configuration file")
     return Architecture(partial(causal_lm, path), head="", size=80, inputs="tokens")
 
 

@@ -53,7 +53,7 @@ def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tens
         raise ModelError(str(error), mend="give the path of a file, or drop pretrained") from error
     except Exception as error:  # of the network, the hub, the disk: each library has its own kinds
         what = f"the published weights of {spec.name} cannot be fetched ({type(error).__name__}: {error})"
-        mend = "fetch them where there is a network and set model.pretrained to the path of the file"
+        mend = "fetch the weights on a machine with a network, and set model.pretrained to the file"
         raise ModelError(what, mend=mend) from error
 
 

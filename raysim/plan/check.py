@@ -184,13 +184,13 @@ def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_tes
     conditions = config.stop.model_dump(exclude_none=True)
     for name in (each for each in conditions if each != "epsilon"):
         if not config.evaluation.every:
-            text = "looks at evaluations, and evaluation.every 0 has none before the last round; raise that, or drop it"
+            text = "looks at evaluations, and evaluation.every 0 evaluates only after the last round; raise it, or remove the key"
             yield Fault(f"stop.{name}", text)
         elif not num_test:
-            yield Fault(f"stop.{name}", "needs test examples, and there are none; raise data.test, or drop it")
+            yield Fault(f"stop.{name}", "needs test examples, and the set has none; raise data.test, or remove the key")
     phase = next((method.name for method in methods if method.is_phase), "")
     if conditions and phase:
-        text = f"{phase} works after the last round, so that round must be known; drop one of the two"
+        text = f"{phase} works after the last round, which must be known in advance; remove one of the two"
         yield Fault("stop", text)
 
 

@@ -72,7 +72,11 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         faults += own_faults
         if images is not None and not bool(torch.isfinite(images).all()):
             name, _ = name_and_options(getattr(data, key))
-            faults.append(Fault(f"data.{key}", f"{name} gives images that are not finite, for random pixels; mend it"))
+            faults.append(
+                Fault(
+                    f"data.{key}", f"{name} returns images that are not finite for random pixels; correct the function"
+                )
+            )
     return faults
 
 
@@ -113,9 +117,9 @@ def _metric_faults(config: Config, task: Task) -> Iterator[Fault]:
         if task.name == "tokens":
             yield Fault(key, "needs targets and logits, and of tokens neither is kept; drop it")
         elif ":" not in name and short != task.main:
-            yield Fault(key, f"{name} needs one class a row; drop it, or write a function of your own")
+            yield Fault(key, f"{name} needs one class a row; remove it, or write your own function")
         elif short in (task.main, task.of_part):
-            yield Fault(key, f"server/{short} is there already; drop it, or give the function another name")
+            yield Fault(key, f"server/{short} is recorded already; remove the entry, or rename the function")
 
 
 def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = None) -> list[Fault]:

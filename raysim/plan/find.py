@@ -189,7 +189,7 @@ def check_metrics(config: Config) -> Iterator[Fault]:
         except LookupError as error:
             yield Fault(key, str(error))
         if short in taken or short in names[:index]:
-            yield Fault(key, f"server/{short} is there already; drop it, or give the function another name")
+            yield Fault(key, f"server/{short} is recorded already; remove the entry, or rename the function")
 
 
 def own_faults(

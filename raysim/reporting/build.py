@@ -229,9 +229,7 @@ def _metrics(group: ReportGroup, runs: Sequence[ReportedRun]) -> list[tuple[dict
     cells = [(more, ReportMetric(name, _direction(name, group.mode, runs))) for more, name in named]
     if len({(metric.mode, metric.is_share) for _, metric in cells}) > 1:
         listed = ", ".join(f"{each.name} ({each.better or 'higher is better, in %'})" for _, each in cells)
-        text = (
-            f"mixes numbers that one table cannot rank: {listed}; report them one after the other, or set report.mode"
-        )
+        text = f"mixes numbers with opposite directions: {listed}; make one report each, or set report.mode"
         raise ConfigError([Fault("report.metrics", text)], "the report")
     return cells
 

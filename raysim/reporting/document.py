@@ -325,12 +325,12 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
         sentences.append(f"{start}: {', '.join(methods)} {'are' if len(methods) > 1 else 'is'} {verdict}.")
     if any(item.result.is_significant for item in comparisons):
         adjusted = holm([item.result.p for item in comparisons])
-        text = f"p stays below that level in {sum(p < LEVEL for p in adjusted) or 'none'} of these cases."
+        text = f"p stays below the level in {sum(p < LEVEL for p in adjusted) or 'none'} of these cases."
         sentences.append(f"Adjusted for all {len(adjusted)} tests (Holm), {text}")
     if sentences and len({item.method for item in comparisons}) == 1:
         sentences.append(_other_way(comparisons, names))
     if sentences and not any(0.5**item.result.num_pairs < LEVEL for item in comparisons):
-        sentences.append("With fewer than five pairs this test cannot reach that level.")
+        sentences.append("With fewer than five pairs no test can reach the level.")
     return " ".join(sentences)
 
 

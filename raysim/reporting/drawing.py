@@ -92,7 +92,9 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
         if not found and report.group.figures is not None:
             reasons = [text for text in _paragraphs(function) if text.startswith("Missing: ")]
             reason = (
-                reasons[0].removeprefix("Missing: ").rstrip(".") if reasons else "the runs do not hold what it shows"
+                reasons[0].removeprefix("Missing: ").rstrip(".")
+                if reasons
+                else "the runs do not hold the numbers of the figure"
             )
             on_missing(name, reason)
         stem = _stem(name)

@@ -27,7 +27,7 @@ BESIDE = {"accuracy": "best_accuracy", "best_accuracy": "accuracy"}
 WAYS = {
     "best": "best value of {}",
     "mean_last_10pct": "mean of {} over the last 10 % of the rounds",
-    "mean": "mean of {} over the rounds that recorded it",
+    "mean": "mean of {} over the rounds with a value",
     "last": "last value of {}",
 }
 

@@ -100,7 +100,7 @@ def published(name: str) -> list[Published]:
         for row in reader:
             if any(row[name] is None for name in COLUMNS if name != "std"):
                 what = f"line {reader.line_num} has fewer columns than {len(COLUMNS)}"
-                raise DataError(what, str(path), "complete it, or remove it; there are no comments in such a file")
+                raise DataError(what, str(path), "complete it, or remove it; the format has no comments")
             # Words without a value ("main setting") only describe.
             setting = dict(part.split("=", 1) for part in row["setting"].split(";") if "=" in part)
             texts = {name: row[name] for name in TEXTS} | {"text": row["value"] or "-"}

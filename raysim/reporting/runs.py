@@ -102,7 +102,7 @@ def find_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     folders: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
-            raise DataError(f"no folder {path}", mend="give run directories, or folders that hold some")
+            raise DataError(f"no folder {path}", mend="give run directories, or folders of run directories")
         below = [files.path for files in RunFolder.below(path)]
         if not below:
             raise DataError("no run directory", str(path), "give a folder below which `raysim run` wrote runs")

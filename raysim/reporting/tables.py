@@ -176,7 +176,7 @@ def cells_of(
         twin = seeds.setdefault(run.seed, run)
         if twin is not run and not _is_again(run, twin, [metric for _, metric in metrics]):
             what = f"two different runs of {label_text(run.labels)} with seed {run.seed}"
-            mend = "report one of them, or tell them apart by `labels` in their configurations"
+            mend = "report one, or set `labels` in the configurations to tell the runs apart"
             raise DataError(what, f"{twin.folder} and {run.folder}", mend)
     cells = []
     for seeds, (more, metric) in product(settings.values(), metrics):

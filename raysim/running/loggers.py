@@ -93,7 +93,7 @@ class Loggers:
         if not self._folder.config.is_file():
             self._open.clear()  # the end is told to nobody: it would only say the same
             what = f"the run directory, or its config.yaml, is gone after {place_of(make)}, at {when}"
-            raise RaysimError(what, str(self._folder.path), "keep loggers from it; its contents are lost")
+            raise RaysimError(what, str(self._folder.path), "keep loggers from writing to it; the contents are lost")
 
 
 def _place(error: BaseException, make: Callable[..., object]) -> str:

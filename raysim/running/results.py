@@ -259,7 +259,7 @@ def load(folder: str | Path) -> Run | Runs:
 @contextmanager
 def _sound(file: Path) -> Iterator[None]:
     """For the reading of a file of a run. Raises DataError: it is damaged."""
-    mend = "delete this folder, and run it anew"
+    mend = "delete the folder and repeat the run"
     with explained(f"{file.name} is damaged", file.parent, mend, Exception):  # of the parsers of four formats
         yield
 

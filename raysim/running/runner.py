@@ -166,7 +166,7 @@ def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
 
 def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Settings:
     """The summary of a run that is finished already."""
-    with explained("summary.json is damaged", folder.path, "delete this folder to run it anew", ValueError):
+    with explained("summary.json is damaged", folder.path, "delete the folder and repeat the run", ValueError):
         summary = folder.read_json(folder.summary)
     on_start(folder.path, summary["rounds"], summary["rounds"])
     return summary
@@ -247,13 +247,13 @@ def _checkpoint(
         return None
     checkpoint = store.latest(on_note)
     if checkpoint is None and state.is_finished:
-        what = f"run {state.name!r} is finished, and its checkpoints are gone: it cannot go on"
+        what = f"run {state.name!r} is finished and has no checkpoints, so no round can be added"
         raise RunExists(what, state.where, OTHER)
     if checkpoint is None and folder.progress_rows():
         every = f"one is written every {plan.config.checkpoint.every_s:g} s"
         on_note(f"run {state.name!r} has no checkpoint yet ({every}): it begins again")
     if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
-        remedy = "put the file back, or delete this folder to run it anew"
+        remedy = "restore the file, or delete the folder and repeat the run"
         raise RaysimError(f"run {state.name!r} cannot be resumed: {damage}", state.where, remedy)
     if state.is_finished:
         # First: a kill here must not leave a finished run of a configuration that it did not have.
@@ -313,7 +313,10 @@ def _file_errors_named(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         if not str(error.filename).startswith(str(folder.path)):
             raise
-        what, remedy = f"a file of the run cannot be read or written ({error})", "put it right, or delete this folder"
+        what, remedy = (
+            f"a file of the run cannot be read or written ({error})",
+            "correct the file, or delete the folder",
+        )
         raise RaysimError(what, str(folder.path), remedy) from error
 
 

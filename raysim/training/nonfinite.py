@@ -61,7 +61,7 @@ def first_nonfinite(
 def _sentence(model: BoundModel, part: str, step: int, is_bad: Tensor) -> str:
     """What is not finite, and the remedy. step: from 1; 0 before the first. is_bad: which of the part's entries are not."""
     if step == 0:
-        return "what the server sent to it: look at the methods that change what is sent"
+        return "the server's message: check the methods that change the message"
     mend, leaf = REMEDIES[part], ""
     if step > 1 and part in ("loss", "gradient"):
         mend = f"lower local.lr; if that does not help, {mend}"

@@ -296,7 +296,7 @@ class _Watch(tune.Callback):
             self._losses[name] += 1
             if self._losses[name] <= self._trials[name].config.resources.restarts:
                 self.lost.append(self._trials[name])
-                self._say(f"  {name} lost its process or its node; it will go on from its last checkpoint")
+                self._say(f"  {name} lost the process or the node; the trial resumes from the last checkpoint")
                 return
         self._ended(name, "FAILED", _error_of(trial))
 
@@ -360,7 +360,7 @@ def _error_of(trial: Trial) -> str:
     if error is None:
         return "Its process ended without a word."
     reason = " ".join(str(getattr(error, "cause", error)).split())
-    more = " It goes on from its last checkpoint when the sweep is started again." if _is_loss(trial) else ""
+    more = " The trial resumes from the last checkpoint when the sweep is started again." if _is_loss(trial) else ""
     return f"{reason}{more}"
 
 

@@ -83,7 +83,7 @@ def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
     for trial in trials:
         before, what = RunFolder(sweep.folder / trial.name), "its config.yaml or partition.json is damaged"
         kinds = (OSError, ValueError, TypeError, KeyError, yaml.YAMLError)
-        with explained(what, before.path, "delete it to run the trial anew", *kinds, to=RaysimError):
+        with explained(what, before.path, "delete the folder to repeat the trial", *kinds, to=RaysimError):
             saved = Config.model_validate(before.read_config())
             partition = before.read_json(before.partition)["checksum"] if before.partition.is_file() else None
         if partition not in (None, trial.partition_sha256):

@@ -58,7 +58,7 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
         bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
         if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles):  # all are alike
             of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
-            text = f"bundle {resources_text(bundles[0])}{of} has no place in this Ray, whose nodes have {there}"
+            text = f"bundle {resources_text(bundles[0])}{of} does not fit into Ray, whose nodes have {there}"
             trials_of.setdefault(text, []).append(trial.name)
     if trials_of:
         remedy = "lower resources.trainers or the share of each, or set auto"

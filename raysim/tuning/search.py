@@ -83,7 +83,7 @@ class Search:
                 raise ValueError(f"it holds {type(content).__name__}")
             space, points = content["space"], {str(name): dict(values) for name, values in content["trials"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            text = f"{self._file} is damaged ({error}); delete it to search anew"
+            text = f"{self._file} is damaged ({error}); delete the file to start a new search"
             raise ConfigError([Fault("tune.search", text)], self._file.parent.name) from error
         if space != self._space:
             text = f"is {self._space}, but the search in {self._file.parent} is one of {space}"

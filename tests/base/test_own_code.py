@@ -236,7 +236,7 @@ def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwi
     with pytest.raises(ConfigError, match=r"'digits' is a set of raysim's own"):
         raysim.run("own.yaml", data__name="digits")
     raysim.arrays(np.zeros((9, 8, 8), np.uint8), np.arange(9) % 3, name="given")
-    with pytest.raises(ConfigError, match=r"'given' that no reader of yours wrote"):
+    with pytest.raises(ConfigError, match=r"'given' exists and was not written by your reader"):
         raysim.run("own.yaml", data__name="given")
 
 

@@ -60,7 +60,9 @@ def test_a_copy_brings_its_bases_and_runs_alike(here):
 
 def test_a_name_runs_from_python_and_as_partitions(here):
     settings = {"scale": True, "quiet": True, "rounds": 1, "resources": {"backend": "serial"}}
-    with pytest.raises(ConfigError, match=r"tune: makes this a sweep, which .* tune paper:fedvg/figure_A1. runs"):
+    with pytest.raises(
+        ConfigError, match=r"tune: turns the configuration into a sweep; .* tune paper:fedvg/figure_A1. runs"
+    ):
         raysim.run("paper:fedvg/figure_A1", **settings)
     run = raysim.run("paper:fedvg/figure_A1", tune=None, **settings)
     assert run.folder == here / "runs" / "fedvg_figure_A1_scaled"
@@ -71,7 +73,7 @@ def test_a_name_runs_from_python_and_as_partitions(here):
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["fedvg/table_A3", "--copy"], "base.yaml: is there already, with other content"),
+        (["fedvg/table_A3", "--copy"], "base.yaml: exists with different content"),
         (["fedvg/table_A3", "--copy", "sub/base.yaml"], "base.yaml: is the name of the base of paper:fedvg/table_A3"),
         (["fedvg/table_A3", "x.yaml"], "x.yaml: a file or folder has effect with --copy only"),
         (["--copy"], "--copy: needs the name of a file or kind"),

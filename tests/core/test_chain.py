@@ -52,7 +52,7 @@ def test_parts_keep_their_own_memory_reports_and_state(root):
 
 
 def test_a_phase_has_no_place_in_a_chain():
-    with pytest.raises(ValueError, match=r"ccvr runs as a phase of its own; list it beside the chain"):
+    with pytest.raises(ValueError, match=r"ccvr runs as a separate phase; list it beside the chain"):
         chain("x", METHODS["ccvr"]())
 
 

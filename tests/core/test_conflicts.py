@@ -45,7 +45,7 @@ def test_empty_list_and_every_single_method_compose(root):
         (["flfa", "dfa"], ["flfa and dfa both decide backward:conv1"]),
         ([{"flfa": {"candidates": ["fc9"]}}], ["flfa claims backward:fc9", "there are conv1, conv2, fc1, fc2"]),
         (["fedacg", "fedavgm"], ["fedacg and fedavgm both decide server-optimizer"]),
-        (["freeze", "ccvr"], ["ccvr claims weights:", "trains and shares nothing of that name"]),
+        (["freeze", "ccvr"], ["ccvr claims weights:", "no trained and shared tensor has the name"]),
         (["freeze", {"flfa": {"candidates": ["fc2"]}}], ["flfa claims backward:fc2"]),
         (["univarfl", "fedrs"], ["fedrs after univarfl would discard", "put fedrs before univarfl"]),
         (["moon", "fedlc"], ["put fedlc before moon"]),

@@ -265,7 +265,7 @@ def test_changed_records_are_refused(kind, root, tmp_path):
     file, change = CHANGES[kind]
     change(tmp_path / "a" / file)
     words = (
-        rf"^run 'a' cannot be resumed: {kind} changed since the checkpoint after round 3 in [^\n]*\. Put the file back"
+        rf"^run 'a' cannot be resumed: {kind} changed since the checkpoint after round 3 in [^\n]*\. Restore the file"
     )
     with pytest.raises(RaysimError, match=words):
         quietly(plan)

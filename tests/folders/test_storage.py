@@ -235,7 +235,7 @@ def test_storage_that_fails_in_mid_run_ends_it_and_loses_nothing(root, tmp_path,
         pytest.raises(RaysimError, match=r"failed 3 times \(no route to host\)") as caught,
     ):
         execute(a_plan(root, place), on_round=fail, on_note=notes.append)
-    assert f"in run {local}. The local folder has everything" in str(caught.value)
+    assert f"in run {local}. The local folder is complete" in str(caught.value)
     assert sum("trying again in 0.01 s" in note for note in notes) == 2
     assert RunFolder(local).status.name == "failed"
     execute(a_plan(root, place), on_start=lambda *values: begun.append(values[1]))

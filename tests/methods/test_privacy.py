@@ -246,7 +246,7 @@ def test_sum_and_count_together_cost_what_the_noise_says(noise, size):
     [
         (["dp", "fedvg"], "fedvg cannot run beside dp because of its .report."),
         (["dp", "fisher"], "fisher cannot run beside dp because of its .report."),
-        (["scaffold", "dp"], "scaffold cannot run beside dp because of its `report`: what its clients report"),
+        (["scaffold", "dp"], "scaffold cannot run beside dp because of its `report`: clients' reports"),
         (["dp", "fednova"], "fednova cannot run beside dp because of its `report`"),
         (["dp", "fedadam"], "fedadam cannot run beside dp because of its `server_update`"),
         (["dp", "flfa"], "flfa cannot run beside dp because of its `server_update`"),
@@ -306,7 +306,7 @@ def test_without_the_library_one_sentence_says_how_to_get_it(root, monkeypatch):
         ({"clip": 0.0}, "clip must be > 0"),
         ({"noise": -1.0}, r"noise must be in \[0, 10000\], got -1.0"),
         ({"noise": 1e9}, r"noise must be in \[0, 10000\], got 1000000000.0"),
-        ({"trust": ["nosuch"]}, "trust names 'nosuch', which is no other method of this run"),
+        ({"trust": ["nosuch"]}, "trust names 'nosuch', which is no method of the run"),
         ({"delta": 0.9}, "delta 0.9 is not below 1 / clients"),
         (
             {"noise_cohort_size": 3},

@@ -121,7 +121,7 @@ def test_torchvisions_published_weights(monkeypatch):
     monkeypatch.setattr(hub, "load_state_dict_from_url", no_network)
     try_model(spec)  # without a download
     with pytest.raises(
-        ModelError, match=r"cannot be fetched \(URLError.*no route.*Fetch them where there is a network"
+        ModelError, match=r"cannot be fetched \(URLError.*no route.*Fetch the weights on a machine with a network"
     ):
         build_model(spec, seed=0)
 

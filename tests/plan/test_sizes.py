@@ -51,7 +51,7 @@ def noisy(images, *, factor: float = 1.0):
         ),
         (
             {"model": {"name": f"{__name__}:net", "factor": 1e39}},
-            "gives logits that are not finite, at its initial values",
+            "returns logits that are not finite",
         ),
         (
             {"data": {"augment": {f"{__name__}:noisy": {"factor": 1e39}}}},

@@ -219,7 +219,7 @@ def test_functions_of_ones_own_are_figures(runs, tmp_path, own_figures):
     _, made, missing = drawn([runs], {"figures": names})
     assert list(made) == ["bars", "my_figures.heat_2", "my_figures.two_1", "my_figures.two_2"]
     assert made["my_figures.heat_2"].get_suptitle() == "FedAvg, FedProx, FedVG"
-    assert missing == {"my_figures:none": "the runs do not hold what it shows"}
+    assert missing == {"my_figures:none": "the runs do not hold the numbers of the figure"}
     text = write(make_report([runs], {"figures": names}), tmp_path / "out").read_text()
     assert "(figures/my_figures.heat_2.png)\n\nRows of the first table." in text
     write(make_report([runs], {"figures": ["bars"]}), tmp_path / "out")

@@ -291,7 +291,7 @@ def test_p_values_have_their_adjusted_ones_below(tmp_path):
     told = [(entry.text, entry.mark) for _, (entry,) in lines]
     assert told[:4] == [("0.0156", "best"), ("0.0469", "best")] * 2  # 1/64, and three times that
     assert told[4:] == [("1.0000", ""), ("1.0000", "")]
-    assert "Adjusted for all 3 tests (Holm), p stays below that level in 2 of these cases." in "\n".join(
+    assert "Adjusted for all 3 tests (Holm), p stays below the level in 2 of these cases." in "\n".join(
         conclusions(report)
     )
 

@@ -124,7 +124,7 @@ def test_over_seeds_pairs_runs_of_the_same_seed(tmp_path):
 
 def test_few_seeds_are_said_to_be_too_few(runs, tmp_path):
     text = write(make_report([runs], {"figures": []}), tmp_path / "out").read_text()
-    assert "fewer than five pairs this test cannot reach" in text
+    assert "fewer than five pairs no test can reach" in text
     assert "| FedVG \\> FedAvg | 0.1250 (n=3) | 0.5000 (n=1) |" in text
 
 

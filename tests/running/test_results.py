@@ -50,7 +50,7 @@ def test_a_damaged_summary_is_one_sentence_for_whoever_reads_it(content, folder)
     (folder / "summary.json").write_bytes(content)
     (folder / "model.safetensors").write_bytes(b"")
     run = raysim.load(folder)
-    words = r"^summary\.json is damaged \([^\n]*\) in [^\n]*\. Delete this folder, and run it anew$"
+    words = r"^summary\.json is damaged \([^\n]*\) in [^\n]*\. Delete the folder and repeat the run$"
     if content != b'{"rounds": 1}':  # whole, but not of a run
         with pytest.raises(DataError, match=words):
             dict(run.summary)
@@ -100,7 +100,7 @@ def test_a_changed_file_of_a_finished_run_is_named_when_it_is_read(file, words, 
     read(raysim.load(folder))
     path = folder / words
     path.write_bytes(path.read_bytes() + b"\n")  # the parsers of most formats do not mind
-    remedy = r"Put the file back, or delete this folder to run it anew"
+    remedy = r"Restore the file, or delete the folder and repeat the run"
     with pytest.raises(DataError, match=rf"^{words} has changed since the run wrote it in {folder}\. {remedy}$"):
         read(raysim.load(folder))
     path.write_bytes(path.read_bytes()[:-1])

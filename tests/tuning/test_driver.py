@@ -186,7 +186,7 @@ def test_a_trial_goes_on_after_as_many_losses_as_are_said_and_never_after_a_faul
     assert [trial.name for trial in watch.lost] == ["seed=0"]
     watch.on_trial_error(0, [], first)
     assert [trial.name for trial in watch.lost] == ["seed=0"]
-    assert "it will go on from its last checkpoint" in lines[0]
+    assert "the trial resumes from the last checkpoint" in lines[0]
     assert [("failed" in line) for line in lines] == [False, True, True]
 
 

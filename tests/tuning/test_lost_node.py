@@ -57,7 +57,7 @@ def test_sweep_of_12_trials_over_3_partitions_loses_a_node_and_ends_with_the_has
         monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "reader"))
         runs = raysim.load(f"{place}/s")
 
-    assert "lost its process or its node" in output
+    assert "lost the process or the node" in output
     folders = {path.parent for path in built}
     assert len(folders) == 3
     assert {path: path.stat().st_mtime_ns for path in (hidden / "shards").glob("*/*")} == built

@@ -139,7 +139,7 @@ def test_refused_trials_are_all_named_and_the_others_start_if_asked(root, tmp_pa
     with pytest.raises(ConfigError) as caught:
         a_sweep(root, tmp_path, space)
     (fault,) = [fault for fault in caught.value.faults if fault.key == "tune.skip_refused"]
-    assert "start the other 2 of 6 trials" in fault.message
+    assert "start the remaining 2 of 6 trials" in fault.message
     for count in (5000, 6000):
         for seed in (0, 1):
             assert f"num_clients={count}_seed={seed}" in fault.message

@@ -145,7 +145,7 @@ def _checked(frame: DataFrame, path: Path) -> DataFrame:
         mend = "rename or remove one of them"
         raise DataError(f"the column {twice[0]!r} stands twice in the header", str(path), mend)
     if unnamed := [place for place, name in enumerate(frame.columns, 1) if not name or name.startswith("Unnamed: ")]:
-        mend = "name it, or remove it; pandas writes such a column for its index, unless to_csv has index=False"
+        mend = "name or remove the column; pandas writes an unnamed column for its index, unless to_csv has index=False"
         raise DataError(f"column {unnamed[0]} has no name", str(path), mend)
     if not len(frame):
         raise DataError("no row below the header", str(path), "give a table with rows")

@@ -248,7 +248,7 @@ def decode(
     pixels = []
     for source, name in zip(sources, names or sources, strict=True):
         kinds = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-        readable = explained("unreadable image", str(name), "fetch it again, or remove it", *kinds)
+        readable = explained("unreadable image", str(name), "fetch the file again, or remove it", *kinds)
         with (
             readable,
             Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(Path(source))) as image,

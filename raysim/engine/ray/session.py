@@ -171,7 +171,7 @@ def _ending() -> str:
 def _start(num_cpus: int | None = None) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address and not can_connect(address):  # Ray would try for minutes
-        mend = "start the cluster, correct RAY_ADDRESS, or unset it for a Ray on this machine"
+        mend = "start the cluster, correct RAY_ADDRESS, or unset it to start Ray on this machine"
         raise RaysimError("no Ray cluster answers", f"RAY_ADDRESS={address}", mend)
     is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread

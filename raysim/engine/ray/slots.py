@@ -185,7 +185,7 @@ class TrainerSlots:
         stays = self.staying()[:1]
         leaving = [slot for slot in self.ready() if slot.node in self.going and slot not in stays]
         for node, count in Counter(slot.node for slot in leaving).items():
-            self.watch.notes.append(f"node {node[:8]} is going; trainers that were there start elsewhere: {count}")
+            self.watch.notes.append(f"node {node[:8]} is draining; its trainers restart elsewhere: {count}")
         for slot in leaving:
             self.replace(slot)
 

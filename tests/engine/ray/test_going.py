@@ -31,7 +31,7 @@ def test_trainers_on_a_node_that_goes_start_elsewhere(monkeypatch):
     assert ended == ["b2", "b3"]
     assert [slot.index for slot in pool.ready()] == [0, 1]
     assert [slot.index for slot in pool.starting()] == [2, 3]
-    assert pool.watch.notes == ["node b is going; trainers that were there start elsewhere: 2"]
+    assert pool.watch.notes == ["node b is draining; its trainers restart elsewhere: 2"]
 
 
 def test_the_last_trainer_stays_on_a_node_that_goes_until_there_is_another(monkeypatch):
