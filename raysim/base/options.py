@@ -13,6 +13,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from raysim.base.counting import Counts, plain
 
 
+class Bounds:
+    """Bounds of an option in its annotation, `Annotated[int, Bounds(ge=1)]`, by pydantic's names; the configuration checks
+    them.
+    """
+
+    def __init__(self, **bounds: float):
+        self._bounds = bounds
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: Callable[[object], dict[str, Any]]
+    ) -> dict[str, Any]:
+        return handler(source) | self._bounds
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of a method or a model, for people.

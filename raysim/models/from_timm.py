@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Options, Shape
-from raysim.models.parts import MOST_LAYERS, library, unfit_option
+from raysim.models.parts import Depth, Rate, Width, library
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -20,13 +20,13 @@ def vit(
     shape: Shape,
     classes: int,
     *,
-    dim: int = 64,
-    depth: int = 4,
-    heads: int = 4,
-    patch: int = 4,
+    dim: Width = 64,
+    depth: Depth = 4,
+    heads: Width = 4,
+    patch: Width = 4,
     mlp_ratio: float = 4.0,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
 ) -> nn.Module:
     """A vision transformer of any size: timm's, as `vit_s16` and `vit_b16` are.
 
@@ -39,16 +39,13 @@ def vit(
       dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
-    if min(dim, depth, heads, patch) < 1 or depth > MOST_LAYERS or dim % heads:
-        bounds = f"dim must be a multiple of heads, depth <= {MOST_LAYERS} and all >= 1"
-        raise unfit_option(f"{bounds}, got dim {dim}, depth {depth}, heads {heads}, patch {patch}")
     sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "mlp_ratio": mlp_ratio}
     rates = {"drop_rate": dropout, "drop_path_rate": drop_path}
     return _create("vit_tiny_patch16_224", shape, classes, sizes | rates)
 
 
 def vit_16(
-    network: str, shape: Shape, classes: int, *, patch: int = 16, dropout: float = 0.0, drop_path: float = 0.0
+    network: str, shape: Shape, classes: int, *, patch: Width = 16, dropout: Rate = 0.0, drop_path: Rate = 0.0
 ) -> nn.Module:
     """A standard vision transformer of timm, for any image size that the patch divides.
 
@@ -57,13 +54,11 @@ def vit_16(
       dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
-    if patch < 1:
-        raise unfit_option(f"patch must be >= 1, got {patch}")
     return _create(network, shape, classes, {"patch_size": patch, "drop_rate": dropout, "drop_path_rate": drop_path})
 
 
 def timm_model(
-    network: str, shape: Shape, classes: int, *, dropout: float = 0.0, arguments: dict[str, object] | None = None
+    network: str, shape: Shape, classes: int, *, dropout: Rate = 0.0, arguments: dict[str, object] | None = None
 ) -> nn.Module:
     """A model by timm's name, with a tag if it has several sets of weights.
 
@@ -76,10 +71,6 @@ def timm_model(
 
 
 def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pretrained: bool = False) -> nn.Module:
-    for name in ("drop_rate", "drop_path_rate"):
-        rate = arguments.get(name, 0.0)
-        if not isinstance(rate, int | float) or not 0 <= rate < 1:
-            raise unfit_option(f"{name} must be at least 0 and below 1, got {rate!r}")
     fitted: Options = {"in_chans": shape[2], "num_classes": classes}
     if _config_of(network).fixed_input_size:
         fitted = {**fitted, "img_size": shape[:2]}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
+from raysim.base.options import Bounds
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.parts import Groups, Norm, library, norm_layer, projector, unfit_option
+from raysim.models.parts import Groups, Norm, Rate, library, norm_layer, projector
 
 if TYPE_CHECKING:
     from torchvision.models import ResNet
@@ -38,7 +39,7 @@ def resnet(
     first_stride: Literal[1, 2] = 1,
     norm: Norm = "batch",
     groups: Groups = 2,
-    projector_width: int = 0,
+    projector_width: Annotated[int, Bounds(ge=0)] = 0,
 ) -> nn.Module:
     """A ResNet of torchvision.
 
@@ -92,8 +93,8 @@ def mobilenetv2(
     classes: int,
     *,
     stem: Stem = "imagenet",
-    width: float = 1.0,
-    dropout: float = 0.2,
+    width: Annotated[float, Bounds(gt=0)] = 1.0,
+    dropout: Rate = 0.2,
     norm: Norm = "batch",
     groups: Groups = 2,
 ) -> nn.Module:
@@ -109,8 +110,6 @@ def mobilenetv2(
       norm: "batch" or "group", everywhere.
       groups: groups of GroupNorm; all widths are multiples of 8.
     """
-    if width <= 0:
-        raise unfit_option(f"width must be > 0, got {width}")
     is_small = stem == "small"
     module = library("torchvision.models").mobilenet_v2(
         num_classes=classes,
@@ -125,7 +124,7 @@ def mobilenetv2(
     return module
 
 
-def vit_b_16(shape: Shape, classes: int, *, dropout: float = 0.0) -> nn.Module:
+def vit_b_16(shape: Shape, classes: int, *, dropout: Rate = 0.0) -> nn.Module:
     """ViT-B/16 of torchvision, from whose ImageNet-1k weights FedVG's code starts; `vit_b16` is timm's, with others.
 
     Layer blocks: each encoder block (`encoder.layers.0` ...), the classifier, and the stem with all the rest.

@@ -13,14 +13,17 @@ from torch import nn
 
 from raysim.base.counting import counts_with
 from raysim.base.errors import ConfigError, Fault
+from raysim.base.options import Bounds
 
 #: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
 Norm = Literal["batch", "group"]
 
-#: Layers or blocks of a network whose depth is an option: the deepest ResNet of its paper has 1,202.
-MOST_LAYERS = 2000
+#: Types of options, which the configuration checks. Depth: the deepest ResNet of its paper has 1,202 layers.
+Width = Annotated[int, Bounds(ge=1)]
+Depth = Annotated[int, Bounds(ge=1, le=2000)]
+Rate = Annotated[float, Bounds(ge=0, lt=1)]
 #: Groups of GroupNorm.
-Groups = Annotated[int, counts_with("norm", "group")]
+Groups = Annotated[int, Bounds(ge=1), counts_with("norm", "group")]
 
 
 def library(name: str) -> ModuleType:
@@ -45,8 +48,6 @@ def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.M
       groups: groups of GroupNorm; must divide every width. 2 is usual in federated learning, 32 is GroupNorm's own choice.
     """
     if norm == "group":
-        if groups < 1:
-            raise unfit_option(f"groups must be >= 1, got {groups}")
         return lambda channels: nn.GroupNorm(groups, channels)
     if norm == "batch":
         return nn.BatchNorm2d if dims == 2 else nn.BatchNorm1d
@@ -55,8 +56,6 @@ def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.M
 
 def projector(inputs: int, width: int, make_norm: Callable[[int], nn.Module]) -> nn.Sequential:
     """Two layers between encoder and classifier, each Linear, normalisation, ReLU (UniVarFL; FedUV's code)."""
-    if width < 1:
-        raise unfit_option(f"the projector's width must be >= 1, got {width}")
     first = (nn.Linear(inputs, width), make_norm(width), nn.ReLU())
     return nn.Sequential(*first, nn.Linear(width, width), make_norm(width), nn.ReLU())
 

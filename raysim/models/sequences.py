@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.parts import MOST_LAYERS, named, unfit_option
+from raysim.models.parts import Depth, Rate, Width, named, unfit_option
 
 #: An answer for each token, or one for the sequence.
 Per = Literal["token", "sequence"]
@@ -45,9 +45,9 @@ def recurrent(
     classes: int,
     vocabulary: int,
     *,
-    embedding: int = 8,
-    hidden: int = 256,
-    layers: int = 2,
+    embedding: Width = 8,
+    hidden: Width = 256,
+    layers: Depth = 2,
     per: Per = "token",
 ) -> nn.Module:
     """GRU or LSTM layers on embedded tokens, in the sizes that federated learning uses for the characters of Shakespeare.
@@ -61,9 +61,6 @@ def recurrent(
       layers: recurrent layers.
       per: "token": an answer at each token, such as the next one; "sequence": one, at the last token, as LEAF has it.
     """
-    if min(embedding, hidden, layers) < 1 or layers > MOST_LAYERS:
-        bounds = f"embedding, hidden and layers must be >= 1, layers <= {MOST_LAYERS}"
-        raise unfit_option(f"{bounds}, got {embedding}, {hidden} and {layers}")
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}[network]
     stack = [kind(hidden if number else embedding, hidden, batch_first=True) for number in range(layers)]
     return Recurrent(vocabulary, embedding, stack, classes, per)
@@ -133,10 +130,10 @@ def gpt(
     classes: int,
     vocabulary: int,
     *,
-    dim: int = 128,
-    depth: int = 4,
-    heads: int = 4,
-    dropout: float = 0.0,
+    dim: Width = 128,
+    depth: Depth = 4,
+    heads: Width = 4,
+    dropout: Rate = 0.0,
     per: Per = "token",
 ) -> nn.Module:
     """A causal transformer of any size: GPT-2's, with an output layer of its own.
@@ -151,11 +148,8 @@ def gpt(
       dropout: dropout after the embeddings, of the attention weights, and after each part of a block.
       per: "token": an answer at each token, such as the next one; "sequence": one, at the last token.
     """
-    if min(dim, depth, heads) < 1 or depth > MOST_LAYERS or dim % heads:
-        bounds = f"dim must be a multiple of heads, depth <= {MOST_LAYERS} and all >= 1"
-        raise unfit_option(f"{bounds}, got dim {dim}, depth {depth}, heads {heads}")
-    if not 0 <= dropout < 1:
-        raise unfit_option(f"dropout must be at least 0 and below 1, got {dropout}")
+    if dim % heads:
+        raise unfit_option(f"dim must be a multiple of heads, got {dim} and {heads}")
     module = CausalTransformer(
         shape[0], classes, vocabulary, dim=dim, depth=depth, heads=heads, dropout=dropout, per=per
     )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
+from raysim.base.options import Bounds
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.parts import MOST_LAYERS, Groups, Norm, library, named, norm_layer, projector, unfit_option
+from raysim.models.parts import Depth, Groups, Norm, Width, library, named, norm_layer, projector, unfit_option
 
 
 def cnn(
     shape: Shape,
     classes: int,
     *,
-    width: int = 32,
-    hidden: int = 512,
+    width: Width = 32,
+    hidden: Width = 512,
     norm: Literal["none", "batch", "group"] = "none",
     groups: Groups = 2,
     activation: Literal["relu", "tanh"] = "relu",
@@ -34,8 +35,6 @@ def cnn(
       groups: groups of GroupNorm, with norm "group".
       activation, pool: tanh and average make the network smooth: a small change of its parameters changes its gradient little.
     """
-    if width < 1 or hidden < 1:
-        raise unfit_option(f"width and hidden must be >= 1, got {width} and {hidden}")
     height, breadth, channels = shape
     pixels = (height // 4) * (breadth // 4)
     if not pixels:
@@ -83,7 +82,9 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
     )
 
 
-def mlp(shape: Shape, classes: int, *, hidden: int | list[int] = 64) -> nn.Module:
+def mlp(
+    shape: Shape, classes: int, *, hidden: Width | Annotated[list[Width], Bounds(min_length=1, max_length=2000)] = 64
+) -> nn.Module:
     """Dense layers with ReLU on images, table rows or other numbers of any shape, flattened.
 
     Layers: `fc1` and its ReLU, `hidden2`, `hidden3`, ... where there are several hidden ones, and the classifier `fc2`.
@@ -92,8 +93,6 @@ def mlp(shape: Shape, classes: int, *, hidden: int | list[int] = 64) -> nn.Modul
       hidden: numbers in the hidden layer, or in each of several: [64, 32].
     """
     widths = [hidden] if isinstance(hidden, int) else hidden
-    if not 1 <= len(widths) <= MOST_LAYERS or min(widths) < 1:
-        raise unfit_option(f"hidden must be one or several numbers >= 1, {MOST_LAYERS} at most, got {hidden}")
     layers: dict[str, nn.Module] = {"fc1": nn.Linear(math.prod(shape), widths[0]), "relu": nn.ReLU()}
     for number, (inputs, outputs) in enumerate(pairwise(widths), 2):
         layers |= {f"hidden{number}": nn.Linear(inputs, outputs), f"relu{number}": nn.ReLU()}
@@ -105,7 +104,7 @@ UNIVARFL = ((16, 3, 1), (16, 1, 1), (32, 3, 2), (32, 3, 1), (32, 1, 1), (64, 3, 
 
 
 def univarfl_cnn(
-    shape: Shape, classes: int, *, projector_width: int = 256, norm: Norm = "batch", groups: Groups = 2
+    shape: Shape, classes: int, *, projector_width: Width = 256, norm: Norm = "batch", groups: Groups = 2
 ) -> nn.Module:
     """UniVarFL's network for STL-10: eight unpadded convolutions without bias, and a two-layer projector.
 
@@ -136,7 +135,7 @@ def univarfl_cnn(
 
 
 def resnet20(
-    shape: Shape, classes: int, *, width: int = 16, norm: Norm = "batch", groups: Groups = 2, depth: int = 20
+    shape: Shape, classes: int, *, width: Width = 16, norm: Norm = "batch", groups: Groups = 2, depth: Depth = 20
 ) -> nn.Module:
     """The residual network that He et al. 2016 (CVPR, section 4.2) made for CIFAR: 3x3 stem, three stages of basic blocks.
 
@@ -151,9 +150,8 @@ def resnet20(
       groups: groups of GroupNorm, with norm "group".
       depth: 6 n + 2, for n blocks a stage.
     """
-    if width < 1 or not 8 <= depth <= MOST_LAYERS or depth % 6 != 2:
-        bounds = f"width must be >= 1 and depth 6 n + 2 (8, 14, 20, ...), {MOST_LAYERS} at most"
-        raise unfit_option(f"{bounds}, got {width} and {depth}")
+    if depth < 8 or depth % 6 != 2:
+        raise unfit_option(f"depth must be 6 n + 2 (8, 14, 20, ...), got {depth}")
     make_block, make_norm = library("torchvision.models.resnet").BasicBlock, norm_layer(norm, groups)
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(shape[2], width, 3, padding=1, bias=False),

@@ -178,7 +178,7 @@ def test_a_function_that_leaves_the_program_is_a_fault(root):
 
 def test_a_skip_rate_of_two_is_refused(root):
     model = {"name": "vit", "dim": 8, "depth": 1, "heads": 2, "patch": 4, "drop_path": 2}
-    with pytest.raises(ConfigError, match="drop_path_rate must be at least 0 and below 1, got 2"):
+    with pytest.raises(ConfigError, match=r"model\.drop_path: must be less than 1, got 2"):
         check(raw_config(root, model=model), "a test")
 
 

@@ -70,7 +70,7 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
     [
         ({"name": "vit", "patch": 3}, "model", "8 x 8 images are not divisible into 3 x 3 patches"),
         ({"name": "vit_s16"}, "model", "8 x 8 images are not divisible into 16 x 16 patches"),
-        ({"name": "vit", "dim": 10, "heads": 4}, "model", "dim must be a multiple of heads"),
+        ({"name": "vit", "dim": 10, "heads": 4}, "model", "dim should be divisible by num_heads"),
         (
             {"name": "cnn", "lora": {}},
             "model.lora.targets",

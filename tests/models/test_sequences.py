@@ -236,10 +236,7 @@ def test_inputs_that_a_model_cannot_read_are_one_sentence(name, inputs, words):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("gru", {"hidden": 0}, "embedding, hidden and layers must be >= 1"),
-        ("lstm", {"layers": 10**6}, "layers <= 2000"),
         ("gpt", {"dim": 9, "heads": 2}, "dim must be a multiple of heads"),
-        ("gpt", {"dropout": 1.0}, "dropout must be at least 0 and below 1"),
     ],
 )
 def test_options_that_fit_no_input_are_refused(name, options, words):
@@ -263,9 +260,6 @@ def test_mlp_reads_numbers_of_any_shape_through_several_layers():
     one, several = (build_model(ModelSpec("mlp", 3, (13,), {"hidden": h}), seed=0).state_dict() for h in (5, [5]))
     assert one.keys() == several.keys()
     assert all(torch.equal(one[key], several[key]) for key in one)
-    for hidden in (0, [], [4, 0]):
-        with pytest.raises(ConfigError, match="hidden must be one or several numbers >= 1"):
-            try_model(ModelSpec("mlp", 3, (13,), {"hidden": hidden}))
 
 
 def own_for_tokens(num_classes, input_shape, vocabulary, *, width: int = 4, outputs: int = 0):

@@ -66,7 +66,7 @@ def test_resnet20_is_the_one_for_cifar():
     grown = module.layer3(module.layer2(module.layer1(torch.zeros(2, 16, 16, 16))))
     assert grown.shape == (2, 64, 4, 4)
     for depth in (9, 2):
-        with pytest.raises(ConfigError, match="depth 6 n"):
+        with pytest.raises(ConfigError, match="depth must be 6 n"):
             build_model(spec_of("resnet20", depth=depth), seed=0)
 
 
