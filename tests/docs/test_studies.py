@@ -59,9 +59,10 @@ def reported(study: Path) -> list[Cell]:
     return cells
 
 
-def settings(text: str) -> set[Decimal]:
-    """The numbers of the files in configs that a page names."""
-    files = {CONFIGS / name for name in re.findall(r"configs/([\w/]+\.(?:yaml|csv))", text)}
+def settings(text: str, study: Path) -> set[Decimal]:
+    """The numbers of the files in configs that a page names, and of tables of others beside it."""
+    files = {CONFIGS / name for name in re.findall(r"configs/([\w/]+\.yaml)", text)}
+    files |= {study / name for name in re.findall(r"\]\((\w+\.csv)\)", text)}
     return {Decimal(found) for path in files for found in re.findall(r"\d+(?:\.\d+)?", path.read_text())}
 
 
@@ -115,7 +116,7 @@ def test_cells_are_read_with_the_name_of_their_row(tmp_path):
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
 def test_numbers_of_a_page_are_those_of_the_rows_that_it_names(study: Path):
     text = (study / "README.md").read_text()
-    assert unknown(text, reported(study), settings(text)) == []
+    assert unknown(text, reported(study), settings(text, study)) == []
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
@@ -123,4 +124,4 @@ def test_numbers_of_the_gallery_are_those_of_the_reports(study: Path):
     sections = (FOLDER / "README.md").read_text().split("\n## ")
     (section,) = [section for section in sections if f"]({study.name}/README.md)" in section]
     page = (study / "README.md").read_text()
-    assert unknown(section, reported(study), settings(page)) == []
+    assert unknown(section, reported(study), settings(page, study)) == []
