@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, RunSizes, ServerView, State, Update, Value
+from raysim.core.method import Batch, ClientView, GradFn, Method, RunSizes, ServerView, State, Update, Value, require
 
 
 def attacked(
@@ -81,12 +81,6 @@ def attacked(
         fits=run_fits,
         needs=frozenset(needs),
     )
-
-
-def require(option: str, value: object, is_right: object, words: str) -> None:
-    """Raise ValueError for an option outside of its range."""
-    if not is_right:
-        raise ValueError(f"{option} must be {words}, got {value}")
 
 
 def whole(values: Tensor, client: ClientView) -> Update:

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from methods.attack import attacked, require
-from raysim.core.method import Batch, Method, Model, RunSizes, ServerView
+from methods.attack import attacked
+from raysim.core.method import Batch, Method, Model, RunSizes, ServerView, require
 
 
 def label_flip(*, share: float = 0.2, from_round: int = 0, target: int | None = None) -> Method:

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.attack import attacked, require
+from methods.attack import attacked
 from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
-from raysim.core.method import ClientView, Method, ServerView, Value
+from raysim.core.method import ClientView, Method, ServerView, Value, require
 
 Direction = Literal["std", "unit", "sign"]
 

@@ -14,13 +14,10 @@ from torch import Tensor
 from methods.moments import class_covariances, class_means, linear_head, local_features, one_thread, unpack_symmetric
 from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, ServerView, State
+from raysim.core.method import ClientView, Method, ServerView, State, require
 
 #: What fed-mammoth adds to every variance.
 MAMMOTH_VARIANCE = 1e-8
-
-#: Passes over the features drawn; more are a slip of the hand, and would not end.
-MOST_EPOCHS = 100_000
 
 #: values (n, d) float32 and labels (n,) int64.
 FeatureSet = tuple[Tensor, Tensor]
@@ -64,11 +61,11 @@ def ccvr(
     Raises:
       ValueError: a number out of range; or, when the run starts, a head that is not trained and shared.
     """
-    if num_samples < 1 or not 0 <= epochs <= MOST_EPOCHS or batch_size < 1:
-        given = f"{num_samples}, {batch_size}, {epochs}"
-        raise ValueError(f"ccvr: num_samples and batch_size must be >= 1 and epochs in [0, {MOST_EPOCHS}], got {given}")
-    if lr <= 0 or not 0 <= momentum < 1:
-        raise ValueError(f"ccvr: lr must be > 0 and momentum in [0, 1), got {lr} and {momentum}")
+    require("ccvr: num_samples", num_samples, num_samples >= 1, ">= 1")
+    require("ccvr: batch_size", batch_size, batch_size >= 1, ">= 1")
+    require("ccvr: epochs", epochs, 0 <= epochs <= 100_000, "in [0, 100000]")  # more would not end
+    require("ccvr: lr", lr, lr > 0, "> 0")
+    require("ccvr: momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
     is_mammoth = as_in == "fed-mammoth"
 
     def init(params: Tensor, layout: Layout) -> State:

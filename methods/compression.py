@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, ServerView, State, Update
+from raysim.core.method import ClientView, Method, ServerView, State, Update, require
 from raysim.core.seeding import torch_generator
 
 #: The encoded form: what would travel, array by array.
@@ -40,7 +39,7 @@ def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
     Raises:
       ValueError: share out of its range.
     """
-    _check_share("top_k", share)
+    require("top_k: share", share, 0 < share <= 1, "in (0, 1]", "0.01 is common")
     return _method("top_k", Codec(lambda values, _: largest_of(values, share), entries), error_feedback)
 
 
@@ -57,7 +56,7 @@ def random_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
     Raises:
       ValueError: share out of its range.
     """
-    _check_share("random_k", share)
+    require("random_k: share", share, 0 < share <= 1, "in (0, 1]", "0.01 is common")
 
     def encode(values: Tensor, generator: torch.Generator) -> Encoded:
         return drawn_of(values, share, generator, is_unbiased=not error_feedback)
@@ -80,10 +79,8 @@ def qsgd(*, levels: int = 7, bucket: int = 512) -> Method:
     Raises:
       ValueError: levels or bucket out of range.
     """
-    if not 1 <= levels <= 127:
-        raise ValueError(f"qsgd: levels must be 1 to 127, got {levels}; 7 are 4 bits an entry")
-    if bucket < 1:
-        raise ValueError(f"qsgd: bucket must be >= 1, got {bucket}; 512 is common")
+    require("qsgd: levels", levels, 1 <= levels <= 127, "1 to 127", "7 are 4 bits an entry")
+    require("qsgd: bucket", bucket, bucket >= 1, ">= 1", "512 is common")
     codec = Codec(
         lambda values, generator: quantised(values, generator, levels, bucket),
         lambda encoded, size: dequantised(encoded, size, levels, bucket),
@@ -117,8 +114,7 @@ def sign_majority(*, server_lr: float = 0.001) -> Method:
     Raises:
       ValueError: server_lr <= 0.
     """
-    if server_lr <= 0:
-        raise ValueError(f"sign_majority: server_lr must be > 0, got {server_lr}; 0.001 is a start")
+    require("sign_majority: server_lr", server_lr, server_lr > 0, "> 0", "0.001 is a start")
 
     def encode(values: Tensor, generator: torch.Generator) -> Encoded:
         return {"signs": signs_of(values, generator)["signs"]}
@@ -150,8 +146,7 @@ def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
     Raises:
       ValueError: rank < 1.
     """
-    if rank < 1:
-        raise ValueError(f"power_sgd: rank must be >= 1, got {rank}; 2 is common")
+    require("power_sgd: rank", rank, rank >= 1, ">= 1", "2 is common")
 
     def send(wanted: Tensor, client: ClientView) -> tuple[Tensor, int]:
         sent, size = torch.zeros_like(wanted), 0
@@ -288,7 +283,7 @@ def _through(codec: Codec) -> Send:
     """All shared parameters as one vector through a codec."""
 
     def send(wanted: Tensor, client: ClientView) -> tuple[Tensor, int]:
-        is_shared = _is_shared(client.layout)
+        is_shared = client.layout.zero_personal_(torch.ones(len(wanted))).bool()
         values = wanted.cpu()[is_shared]
         encoded = codec.encode(values, client.generator)
         sent = torch.zeros(len(wanted))
@@ -298,17 +293,5 @@ def _through(codec: Codec) -> Send:
     return send
 
 
-def _is_shared(layout: Layout) -> Tensor | slice:
-    """Which entries of [num_params] are sent."""
-    if not layout.personal:
-        return slice(None)
-    return layout.zero_personal_(torch.ones(layout.num_params)).bool()
-
-
 def _count(share: float, size: int) -> int:
     return max(1, round(share * size))
-
-
-def _check_share(name: str, share: float) -> None:
-    if not 0 < share <= 1:
-        raise ValueError(f"{name}: share must be in (0, 1], got {share}; 0.01 is common")

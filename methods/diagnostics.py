@@ -16,7 +16,7 @@ from methods.flfa import agreements
 from methods.moments import one_thread
 from methods.rank_correlations import log_premise, log_weights, premise_of
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector
+from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector, require
 from raysim.core.weights import normalised
 from raysim.training.local import batch_bounds
 from raysim.training.model import seed_global_stream
@@ -72,12 +72,9 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       every: measure in the first round, and in every n-th round, counted from 1.
       measures: which of the above; null: drift, agreement, spectrum and features, which cost little.
     Raises:
-      ValueError: every < 1, an empty list; or, when the run starts, a measure that the global model does not have.
+      ValueError: every < 1; or, when the run starts, a measure that the global model does not have.
     """
-    if every < 1:
-        raise ValueError(f"diagnostics: every must be >= 1, got {every}; leave diagnostics out to measure nothing")
-    if measures is not None and not measures:
-        raise ValueError("diagnostics: measures is empty; name some, or leave diagnostics out")
+    require("diagnostics: every", every, every >= 1, ">= 1", "leave diagnostics out to measure nothing")
     chosen = frozenset(CHEAP if measures is None else measures)
 
     def init(params: Tensor, layout: Layout) -> State:

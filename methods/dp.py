@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Message, Method, RunSizes, ServerView, State
+from raysim.core.method import ClientView, Message, Method, RunSizes, ServerView, State, require
 from raysim.core.weights import Weights
 
 #: Hooks of other methods through which a client may be seen without noise.
@@ -81,11 +81,20 @@ def dp(
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """
-    _check(clip, noise, delta, adaptive, noise_cohort_size)
+    require("dp: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
+    require("dp: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
+    require("dp: delta", delta, 0 < delta < 1, "in (0, 1)", "take less than 1 / clients")
+    if adaptive is not None:
+        require("dp: adaptive", adaptive, 0 < adaptive < 1, "in (0, 1)", "0.5 follows the median of the norms")
+    if noise_cohort_size is not None:
+        require("dp: noise_cohort_size", noise_cohort_size, noise_cohort_size >= 1, ">= 1", "null is the cohort's size")
     trusted = frozenset(trust or ())
 
     def init(params: Tensor, layout: Layout) -> State:
-        _refuse_buffers(layout)
+        if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
+            names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
+            mend = "set model.norm to group, or keep them personal"
+            raise ValueError(f"dp: {names} would be averaged without noise; {mend}")
         _accounting()
         return {"clip": clip}
 
@@ -216,23 +225,3 @@ def _is_not_of_accounting(record: logging.LogRecord) -> bool:
         text = re.sub("%[a-z]", "...", str(record.msg))  # one text, whatever its numbers
         warnings.warn(f"dp: dp-accounting says: {text}", stacklevel=2)
     return not is_theirs
-
-
-def _refuse_buffers(layout: Layout) -> None:
-    if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
-        names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
-        raise ValueError(f"dp: {names} would be averaged without noise; set model.norm to group, or keep them personal")
-
-
-def _check(clip: float, noise: float, delta: float, adaptive: float | None, size: int | None) -> None:
-    """Raise ValueError for an option out of its range."""
-    if not 0 < clip < math.inf:
-        raise ValueError(f"dp: clip must be > 0, got {clip}; 1.0 is a start")
-    if not 0 <= noise <= MOST_NOISE:
-        raise ValueError(f"dp: noise must be in [0, {MOST_NOISE:g}], got {noise}; 1.0 is common")
-    if not 0 < delta < 1:
-        raise ValueError(f"dp: delta must be in (0, 1), got {delta}; take less than 1 / clients")
-    if adaptive is not None and not 0 < adaptive < 1:
-        raise ValueError(f"dp: adaptive must be in (0, 1), got {adaptive}; 0.5 follows the median of the norms")
-    if size is not None and size < 1:
-        raise ValueError(f"dp: noise_cohort_size must be >= 1, got {size}; drop it for the cohort's own size")

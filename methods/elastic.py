@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raysim.base.errors import MethodError
-from raysim.core.method import Batch, ClientView, Method, Outputs, ServerView, State, Vector
+from raysim.core.method import Batch, ClientView, Method, Outputs, ServerView, State, Vector, require
 from raysim.core.weights import RightMap, normalised
 
 
@@ -46,12 +46,9 @@ def elastic(
       ValueError: a value out of range.
       MethodError: another method's weights are linear maps, or one per row beside as_in.
     """
-    if tau < 0:
-        raise ValueError(f"elastic: tau must be >= 0, got {tau}; 0.5 is common")
-    if not 0 <= mu < 1:
-        raise ValueError(f"elastic: mu must be in [0, 1), got {mu}; 0.95 is common")
-    if not 0 < sample_ratio <= 1:
-        raise ValueError(f"elastic: sample_ratio must be in (0, 1], got {sample_ratio}; 0.3 is common")
+    require("elastic: tau", tau, tau >= 0, ">= 0", "0.5 is common")
+    require("elastic: mu", mu, 0 <= mu < 1, "in [0, 1)", "0.95 is common")
+    require("elastic: sample_ratio", sample_ratio, 0 < sample_ratio <= 1, "in (0, 1]", "0.3 is common")
     by_element = as_in is None
 
     def report(client: ClientView) -> dict[str, Tensor | Vector]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from methods.fedprox import fedprox
 from raysim.core.layout import Layout
-from raysim.core.method import Message, Method, ServerView, State
+from raysim.core.method import Message, Method, ServerView, State, require
 from raysim.core.stack import chain
 
 
@@ -26,10 +26,8 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
     Raises:
       ValueError: lam or beta out of range.
     """
-    if not 0 <= lam < 1:
-        raise ValueError(f"fedacg: lam must be in [0, 1), got {lam}; 0.85 is the paper's")
-    if beta < 0:
-        raise ValueError(f"fedacg: beta must be >= 0, got {beta}; 0.001 is the paper's")
+    require("fedacg: lam", lam, 0 <= lam < 1, "in [0, 1)", "0.85 is the paper's")
+    require("fedacg: beta", beta, beta >= 0, ">= 0", "0.001 is the paper's")
 
     def init(params: Tensor, layout: Layout) -> State:
         return {"momentum": torch.zeros_like(params)}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State
+from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State, require
 
 #: What a slimmer copy can be cut from: the first channels of each of their tensors.
 SLIM = (nn.Conv2d, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
@@ -47,10 +47,8 @@ def fedalign(
       ValueError: mu < 0, width outside (0, 1), or, when the run starts, no such block.
       MethodError: a layer of the block that has no first channels (attention, grouped convolutions).
     """
-    if mu < 0:
-        raise ValueError(f"fedalign: mu must be >= 0, got {mu}; 0 is FedAvg, 0.45 is the paper's")
-    if not 0 < width < 1:
-        raise ValueError(f"fedalign: width must be between 0 and 1, got {width}; 0.25 is the paper's")
+    require("fedalign: mu", mu, mu >= 0, ">= 0", "0 is FedAvg, 0.45 is the paper's")
+    require("fedalign: width", width, 0 < width < 1, "between 0 and 1", "0.25 is the paper's")
 
     def init(params: Tensor, layout: Layout) -> State:
         block_of(layout, block)

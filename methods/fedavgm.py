@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import Method, ServerView, State
+from raysim.core.method import Method, ServerView, State, require
 
 
 def fedavgm(
     *,
     beta: float = 0.9,
     server_lr: float = 1.0,
-    form: Literal["heavy_ball", "nesterov", "damped"] = "heavy_ball",
+    form: Annotated[Literal["heavy_ball", "nesterov", "damped"], counts_with("as_in", None)] = "heavy_ball",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """Server momentum v over the aggregated update Δ, in one of the three forms in use.
@@ -35,15 +36,11 @@ def fedavgm(
       form: which of the three rules above.
       as_in: "fl-bench" sets form.
     Raises:
-      ValueError: beta or server_lr out of range, or as_in with a form.
+      ValueError: beta or server_lr out of range.
     """
-    if not 0 <= beta < 1:
-        raise ValueError(f"fedavgm: beta must be in [0, 1), got {beta}; 0.9 is common")
-    if server_lr <= 0:
-        raise ValueError(f"fedavgm: server_lr must be > 0, got {server_lr}; 1.0 is common")
+    require("fedavgm: beta", beta, 0 <= beta < 1, "in [0, 1)", "0.9 is common")
+    require("fedavgm: server_lr", server_lr, server_lr > 0, "> 0", "1.0 is common")
 
-    if as_in and form != "heavy_ball":
-        raise ValueError(f"fedavgm: as_in {as_in!r} sets form; drop one of the two")
     if as_in:
         form = "nesterov"
 

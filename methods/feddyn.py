@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
+from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
 
 #: Why no robust rule runs beside it.
 EVERYBODY = {"is_robust": "h sums up every client's update, those of attackers too, and is added after the rule"}
@@ -18,7 +19,7 @@ def feddyn(
     *,
     alpha: float = 0.1,
     max_grad_norm: float | None = None,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: Annotated[Literal["uniform", "examples"], counts_with("as_in", None)] = "uniform",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """Add a linear and a quadratic term, so that a client's stationary point agrees with the global one.
@@ -47,14 +48,11 @@ def feddyn(
       weights: of mean_S: "uniform", 1/K; "examples", n_k/N, as FedVG's paper describes FedDyn (section 3.2.3).
       as_in: "fl-bench" takes the rule behind FedVG's tables, and sets weights.
     Raises:
-      ValueError: alpha or max_grad_norm out of range, or weights beside as_in.
+      ValueError: alpha or max_grad_norm out of range.
     """
-    if alpha < 0:
-        raise ValueError(f"feddyn: alpha must be >= 0, got {alpha}; 0.01 and 0.1 are common")
-    if max_grad_norm is not None and max_grad_norm <= 0:
-        raise ValueError(f"feddyn: max_grad_norm must be > 0, got {max_grad_norm}; 10 is common, null switches it off")
-    if as_in and weights != "uniform":
-        raise ValueError(f"feddyn: as_in {as_in!r} sets weights; drop one of the two")
+    require("feddyn: alpha", alpha, alpha >= 0, ">= 0", "0.01 and 0.1 are common")
+    if max_grad_norm is not None:
+        require("feddyn: max_grad_norm", max_grad_norm, max_grad_norm > 0, "> 0", "10 is common, null switches it off")
     is_quadratic = as_in is None
     base_weights: Literal["uniform", "examples"] = "examples" if as_in else weights
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
 
 #: Counts below are raised to it: a margin of 100 tau, as in FL-bench.
 MIN_COUNT = 1e-8
@@ -28,8 +28,7 @@ def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable") ->
     Raises:
       ValueError: tau < 0.
     """
-    if tau < 0:
-        raise ValueError(f"fedlc: tau must be >= 0, got {tau}; 0 is plain cross-entropy, 1 is common")
+    require("fedlc: tau", tau, tau >= 0, ">= 0", "0 is plain cross-entropy, 1 is common")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         margin = tau * client.class_counts.float().clamp_min(MIN_COUNT).pow(-0.25) if tau > 0 else None

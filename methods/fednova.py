@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from raysim.base.errors import MethodError
-from raysim.core.method import ClientView, Method, ServerView
+from raysim.core.method import ClientView, Method, ServerView, require
 from raysim.core.weights import RightMap, Weights
 
 
@@ -28,8 +28,7 @@ def fednova(*, mu: float = 0.0) -> Method:
       ValueError: mu < 0.
       MethodError: another method's weight is a linear map (regmean).
     """
-    if mu < 0:
-        raise ValueError(f"fednova: mu must be >= 0, got {mu}; give it the mu of fedprox, or 0")
+    require("fednova: mu", mu, mu >= 0, ">= 0", "give it the mu of fedprox, or 0")
 
     def report(client: ClientView) -> dict[str, Tensor]:
         steps = effective_steps(client.num_steps, momentum=client.momentum, shrink=client.lr * mu)

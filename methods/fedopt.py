@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Method, ServerView, State
+from raysim.core.method import Method, ServerView, State, require
 
 NextMoment = Callable[[Tensor, Tensor], Tensor]
 
@@ -83,14 +83,11 @@ def _fedopt(
     name: str, next_v: NextMoment, server_lr: float, beta1: float, beta2: float, tau: float, init_v: float
 ) -> Method:
     """The method around a rule for the second moment, next_v(v, Δ^2)."""
-    for key, beta, usual in (("beta1", beta1, 0.9), ("beta2", beta2, 0.99)):
-        if not 0 <= beta < 1:
-            raise ValueError(f"{name}: {key} must be in [0, 1), got {beta}; {usual} is common")
-    for key, value, usual in (("server_lr", server_lr, 0.01), ("tau", tau, 1e-3)):
-        if value <= 0:
-            raise ValueError(f"{name}: {key} must be > 0, got {value}; {usual} is common")
-    if init_v < 0:
-        raise ValueError(f"{name}: init_v must be >= 0, got {init_v}; 0 is common, tau^2 is Algorithm 2's least")
+    require(f"{name}: beta1", beta1, 0 <= beta1 < 1, "in [0, 1)", "0.9 is common")
+    require(f"{name}: beta2", beta2, 0 <= beta2 < 1, "in [0, 1)", "0.99 is common")
+    require(f"{name}: server_lr", server_lr, server_lr > 0, "> 0", "0.01 is common")
+    require(f"{name}: tau", tau, tau > 0, "> 0", "0.001 is common")
+    require(f"{name}: init_v", init_v, init_v >= 0, ">= 0", "0 is common, tau^2 is Algorithm 2's least")
 
     def init(params: Tensor, layout: Layout) -> State:
         return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v)}

@@ -18,7 +18,7 @@ from raysim.core.weights import normalised
 def fedproto(
     *,
     strength: float = 1.0,
-    share: Literal["weights", "nothing"] = "weights",
+    share: Annotated[Literal["weights", "nothing"], counts_with("as_in", None)] = "weights",
     prototypes: Annotated[Literal["clients", "examples"], counts_with("as_in", None)] = "clients",
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
@@ -41,12 +41,10 @@ def fedproto(
         normalised, other inputs than those whose features it pulls.
     Degenerate cases: clients without a step do not count in prototypes.
     Raises:
-      ValueError: strength < 0, as_in with share "nothing"; or, when the run starts, a model without a trained head.
+      ValueError: strength < 0; or, when the run starts, a model without a trained head.
     """
     if strength < 0:
         raise ValueError(f"fedproto: strength must be >= 0, got {strength}; 1 is the released code's")
-    if as_in and share == "nothing":
-        raise ValueError("fedproto: as_in fed-mammoth shares weights; drop share: nothing")
     over_examples = prototypes == "examples" or as_in == "fed-mammoth"
 
     def init(params: Tensor, layout: Layout) -> State:

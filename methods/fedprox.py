@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method
+from raysim.core.method import Batch, ClientView, GradFn, Method, require
 
 
 def fedprox(*, mu: float = 0.01) -> Method:
@@ -19,8 +19,7 @@ def fedprox(*, mu: float = 0.01) -> Method:
     Raises:
       ValueError: mu < 0.
     """
-    if mu < 0:
-        raise ValueError(f"fedprox: mu must be >= 0, got {mu}; 0 is FedAvg, 0.01 is common")
+    require("fedprox: mu", mu, mu >= 0, ">= 0", "0 is FedAvg, 0.01 is common")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         difference = torch.empty_like(client.start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
 
 
 def fedrs(*, alpha: float = 0.5) -> Method:
@@ -23,8 +23,7 @@ def fedrs(*, alpha: float = 0.5) -> Method:
     Raises:
       ValueError: alpha out of range.
     """
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"fedrs: alpha must be in [0, 1], got {alpha}; 0.5 is the paper's, 1 is plain cross-entropy")
+    require("fedrs: alpha", alpha, 0 <= alpha <= 1, "in [0, 1]", "0.5 is the paper's, 1 is plain cross-entropy")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         scale = torch.where(client.class_counts > 0, 1.0, alpha)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs, require
 
 #: Gradients of the proximal loss that are shorter are float32's rounding.
 FLOOR = 1e-6
@@ -40,10 +40,8 @@ def fedsol(
     Raises:
       ValueError: rho < 0 or temperature <= 0.
     """
-    if rho < 0:
-        raise ValueError(f"fedsol: rho must be >= 0, got {rho}; 0 is FedAvg, 1 is common")
-    if temperature <= 0:
-        raise ValueError(f"fedsol: temperature must be > 0, got {temperature}; 3 is common")
+    require("fedsol: rho", rho, rho >= 0, ">= 0", "0 is FedAvg, 1 is common")
+    require("fedsol: temperature", temperature, temperature > 0, "> 0", "3 is common")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         if rho == 0:

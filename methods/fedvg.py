@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from methods.granularity import spread
-from methods.scored import ClientScore, Granularity, Part, checked_eps, inverse_weights, part_of, weights_from_score
+from methods.scored import ClientScore, Granularity, Part, inverse_weights, part_of, weights_from_score
 from raysim.base.counting import counts_with, counts_without
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, State
+from raysim.core.method import ClientView, Method, State, require
 from raysim.core.weights import Weights, normalised
 
 Norm = Literal["l1", "l2", "spectral", "update", "update-l1"]
@@ -79,7 +79,7 @@ def fedvg(
       ValueError: eps < 0, every < 1, or options that do not go together; or, when the run starts, a spectral norm of
         leaves without any tensor of two axes.
     """
-    checked_eps("fedvg", eps)
+    require("fedvg: eps", eps, eps >= 0, ">= 0", "the paper's code uses 1e-8")
     if as_in and one_axis != "block":
         raise ValueError(f"fedvg: as_in {as_in!r} sets one_axis; drop it or as_in")
     buffers = "uniform" if as_in else "layer"

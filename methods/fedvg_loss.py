@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.scored import ClientScore, Part, checked_eps, inverse_weights, weights_from_score
+from methods.scored import ClientScore, Part, inverse_weights, weights_from_score
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method
+from raysim.core.method import ClientView, Method, require
 from raysim.core.weights import Weights
 
 
@@ -40,7 +40,7 @@ def fedvg_loss(
     Raises:
       ValueError: eps < 0 or every < 1.
     """
-    checked_eps("fedvg_loss", eps)
+    require("fedvg_loss: eps", eps, eps >= 0, ">= 0", "the paper's code uses 1e-8")
 
     def measure(client: ClientView) -> Tensor:
         loss = torch.tensor([client.validation_loss(val_mode)], dtype=torch.float64)

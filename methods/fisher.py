@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raysim.base.counting import counts_with
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector
+from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector, require
 from raysim.core.weights import RightMap, Weights, refuse_factors
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
@@ -46,8 +46,7 @@ def fisher(
     Raises:
       ValueError: num_examples < 1.
     """
-    if num_examples < 1:
-        raise ValueError(f"fisher: num_examples must be >= 1, got {num_examples}")
+    require("fisher: num_examples", num_examples, num_examples >= 1, ">= 1")
     is_mammoth = as_in == "fed-mammoth"
 
     def report(client: ClientView) -> dict[str, Vector | float]:

@@ -22,7 +22,7 @@ from methods.feedback import (
 )
 from raysim.base.counting import counts_without
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
+from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State, require
 from raysim.core.seeding import derive_seed
 
 Candidates = Literal["all", "pointwise"] | list[str]
@@ -35,7 +35,7 @@ def flfa(
     candidates: Candidates = "all",
     first_layer: bool = True,
     strategy: Literal["auto", "lowest", "highest"] = "auto",
-    scale: Scale = "layer",
+    scale: Annotated[Scale, counts_without("feedback", "direct")] = "layer",
     feedback: Literal["round", "random", "resampled", "direct"] = "round",
     seed: Annotated[int, counts_without("feedback", "round")] = 0,
 ) -> Method:
@@ -69,12 +69,9 @@ def flfa(
         names no details; this is FLFA's rule with e R in the place of B^T δ, and has no scale.
       seed: seed of the random feedback.
     Raises:
-      ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates; direct with a scale.
+      ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates.
     """
-    if num_layers < 1:
-        raise ValueError(f"flfa: num_layers must be >= 1, got {num_layers}; leave flfa out for plain backpropagation")
-    if feedback == "direct" and scale != "layer":
-        raise ValueError("flfa: feedback 'direct' goes through no weight, so there is no scale to choose; drop scale")
+    require("flfa: num_layers", num_layers, num_layers >= 1, ">= 1", "leave flfa out for plain backpropagation")
 
     layers_of = functools.partial(candidate_layers, candidates=candidates, first_layer=first_layer)
 

@@ -68,10 +68,16 @@ def flora() -> Method:
 
 def _init(params: Tensor, layout: Layout) -> State:
     """merged: layer -> Delta W of the adapted layers; fresh: [num_params], A and B of a round, NaN elsewhere."""
-    _check(layout)
+    if layout.personal:
+        raise ValueError(
+            f"flora: {layout.personal[0].name} is personal, and personal models are scored without what was merged; "
+            "share all layers"
+        )
     merged, fresh = {}, torch.full_like(params, torch.nan)
     values, starts = layout.views(params), layout.views(fresh)
     for pair in adapters_of(layout):
+        if len(pair.a.shape) != 2:
+            raise ValueError(f"flora: {pair.layer} is no linear layer; leave it out of model.lora.targets")
         a, b = values[pair.a.name], values[pair.b.name]
         if bool(b.any()):
             merged[pair.layer] = b @ a
@@ -157,15 +163,3 @@ def _merged_op(client: ClientView, layer: str, matrix: Tensor) -> LayerOp:
         return F.linear(x, weight, cast(Tensor | None, base.bias))
 
     return op
-
-
-def _check(layout: Layout) -> None:
-    """Raise ValueError where the stacked product has no meaning."""
-    if layout.personal:
-        raise ValueError(
-            f"flora: {layout.personal[0].name} is personal, and personal models are scored without what was merged; "
-            "share all layers"
-        )
-    for pair in adapters_of(layout):
-        if len(pair.a.shape) != 2:
-            raise ValueError(f"flora: {pair.layer} is no linear layer; leave it out of model.lora.targets")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.univarfl import directions
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
 
 
 def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "random"] = "none") -> Method:
@@ -31,10 +31,8 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "r
     Raises:
       ValueError: mu < 0 or temperature <= 0.
     """
-    if mu < 0:
-        raise ValueError(f"moon: mu must be >= 0, got {mu}; 0 is FedAvg, 1 is common")
-    if temperature <= 0:
-        raise ValueError(f"moon: temperature must be > 0, got {temperature}; 0.5 is common")
+    require("moon: mu", mu, mu >= 0, ">= 0", "0 is FedAvg, 1 is common")
+    require("moon: temperature", temperature, temperature > 0, "> 0", "0.5 is common")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         previous = client.memory.get("previous") if mu else None

@@ -33,8 +33,6 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
     Raises:
       ValueError: when the run is checked, a pattern that nothing trained matches, or "norm" in a network without such layers.
     """
-    if layers == []:
-        raise ValueError("personal: layers is empty, so nothing is personal; name some, or leave personal out")
 
     def partition(part: Partition) -> Partition:
         names = part.trained | part.shared

@@ -12,7 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
 from raysim.base.counting import counts_with
 from raysim.core.layout import Leaf
-from raysim.core.method import ClientView, Method, ServerView
+from raysim.core.method import ClientView, Method, ServerView, require
 from raysim.core.weights import RightMap, Weights
 
 
@@ -40,8 +40,7 @@ def regmean(
     Raises:
       ValueError: shrink out of range.
     """
-    if not 0 <= shrink <= 1:
-        raise ValueError(f"regmean: shrink must be in [0, 1], got {shrink}; 0.9 is the paper's, 1 is none")
+    require("regmean: shrink", shrink, 0 <= shrink <= 1, "in [0, 1]", "0.9 is the paper's, 1 is none")
     if as_in == "fed-mammoth":
         shrink = 0.5
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from methods.fednova import effective_steps
 from methods.moments import mean_gradient
+from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State, Vector
+from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State, Vector, require
 
 
 def scaffold(
     *,
     server_lr: float = 1.0,
-    option: Literal["i", "ii"] = "ii",
+    option: Annotated[Literal["i", "ii"], counts_without("as_in", "fl-bench")] = "ii",
     as_in: Literal["fl-bench", "niid-bench"] | None = None,
 ) -> Method:
     """Corrects every local gradient by control - control_i, estimates of the global and of the client's gradient.
@@ -49,12 +50,9 @@ def scaffold(
       option: "ii" is the one of the paper's experiments; "i" costs one more pass over the local data.
       as_in: "fl-bench" takes the rule behind FedVG's tables, and needs option ii; "niid-bench" averages by examples.
     Raises:
-      ValueError: server_lr <= 0, or as_in with option i.
+      ValueError: server_lr <= 0.
     """
-    if server_lr <= 0:
-        raise ValueError(f"scaffold: server_lr must be > 0, got {server_lr}; 1.0 is common")
-    if as_in == "fl-bench" and option == "i":
-        raise ValueError("scaffold: as_in 'fl-bench' uses option ii; drop one of the two")
+    require("scaffold: server_lr", server_lr, server_lr > 0, "> 0", "1.0 is common")
     keeps_control = as_in != "fl-bench"
 
     def init(params: Tensor, layout: Layout) -> State:
@@ -128,11 +126,5 @@ def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps
       client_lr: eta_l, constant over the round.
     Returns:
       [num_params]; inputs are not modified.
-    Raises:
-      ValueError: num_steps < 1 or client_lr <= 0.
     """
-    if num_steps < 1:
-        raise ValueError(f"new_control: num_steps must be >= 1, got {num_steps}; drop clients without a batch")
-    if client_lr <= 0:
-        raise ValueError(f"new_control: client_lr must be > 0, got {client_lr}; set local.lr in the config")
     return (control_i - control).sub_(update, alpha=1 / (num_steps * client_lr))

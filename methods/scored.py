@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, ServerView, State
+from raysim.core.method import ClientView, Method, ServerView, State, require
 from raysim.core.weights import RightMap, Weights, normalised
 
 Granularity = Literal["model", "layer", "block", "auto"]
@@ -78,8 +78,7 @@ def weights_from_score(
     Raises:
       ValueError: every < 1.
     """
-    if every < 1:
-        raise ValueError(f"{name}: every must be >= 1, got {every}; 1 scores in each round")
+    require(f"{name}: every", every, every >= 1, ">= 1", "1 scores in each round")
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
         part = part_of(server.layout, leaves)
@@ -173,12 +172,6 @@ def inverse_weights(sizes: Tensor, usable: Tensor, eps: float) -> Tensor:
     if not bool(denominators.isfinite().any()):
         return torch.zeros_like(sizes)
     return normalised(denominators.min() / denominators)  # scaled so that no inverse overflows
-
-
-def checked_eps(name: str, eps: float) -> None:
-    """Raises ValueError for a negative constant of eq. 5. name: of the method."""
-    if eps < 0:
-        raise ValueError(f"{name}: eps must be >= 0, got {eps}; the paper's code uses 1e-8")
 
 
 def _among(weight: Tensor | RightMap, usable: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.base.counting import counts_with
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
 
 #: Rows of features shorter than this have no direction.
 FLOOR = 1e-12
@@ -63,12 +63,9 @@ def univarfl(
       ValueError: mu or lam < 0, eps <= 0, warmup < 0.
     """
     for name, value in (("mu", mu), ("lam", lam or 0.0)):
-        if value < 0:
-            raise ValueError(f"univarfl: {name} must be >= 0, got {value}; 0 leaves its term out")
-    if eps <= 0:
-        raise ValueError(f"univarfl: eps must be > 0, got {eps}; equal features would divide by zero, {EPS:g} is safe")
-    if warmup < 0:
-        raise ValueError(f"univarfl: warmup must be >= 0 rounds, got {warmup}; 0 has the whole mu from the start")
+        require(f"univarfl: {name}", value, value >= 0, ">= 0", "0 leaves its term out")
+    require("univarfl: eps", eps, eps > 0, "> 0", f"equal features would divide by zero, {EPS:g} is safe")
+    require("univarfl: warmup", warmup, warmup >= 0, ">= 0 rounds", "0 has the whole mu from the start")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         energy = mu * min(1.0, client.round_index / warmup) if warmup else mu

@@ -17,7 +17,7 @@ from methods.moments import one_thread
 from raysim.base.errors import MethodError
 from raysim.base.texts import round_name
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value
+from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value, require
 from raysim.core.weights import RightMap, Weights, normalised
 
 #: Hooks that have no effect beside a rule that makes the update anew -> why.
@@ -152,11 +152,10 @@ def counter(name: str, option: str, value: float, below: float = 1.0) -> Callabl
 
 def refuse_out_of_range(name: str, **options: float) -> None:
     """Raise ValueError for an option that is not above 0, or more than 100,000 iterations, which would take hours."""
-    if options.get("iterations", 1) > 100_000:
-        raise ValueError(f"{name}: iterations must be at most 100000, got {options['iterations']}")
+    iterations = options.get("iterations", 1)
+    require(f"{name}: iterations", iterations, iterations <= 100_000, "at most 100000")
     for option, value in options.items():
-        if value <= 0:
-            raise ValueError(f"{name}: {option} must be > 0, got {value}; leave it out for the default")
+        require(f"{name}: {option}", value, value > 0, "> 0", "leave it out for the default")
 
 
 def fewest(least: Callable[[int], int], options: str) -> Callable[[RunSizes], str]:

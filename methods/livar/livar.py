@@ -9,7 +9,7 @@ from torch import Tensor
 
 from methods.livar.head import Variance, head_weights, reported_variances
 from methods.livar.importance import from_importance, table_of
-from methods.livar.merging import factor_weights, from_examples, scored_update
+from methods.livar.merging import factor_weights, from_examples, merged_update, refuse_other_steps
 from methods.livar.online import from_validation_set
 from methods.moments import linear_head, one_thread
 from raysim.base.counting import counts_with, counts_without
@@ -94,7 +94,8 @@ def livar(
     def evaluation_override(state: State, server: ServerView) -> Mapping[str, Tensor]:
         if not bool(server.is_active.any()):
             return {}
-        layers = scored_update(server, by_examples=evaluate == "code")
+        refuse_other_steps(server)
+        layers = merged_update(server, by_examples=evaluate == "code")
         return {leaf.name: factor.float() for pair, b, a in layers for leaf, factor in ((pair.a, a), (pair.b, b))}
 
     claims = {"weights:*.lora_[AB].*"} if has_lora else set()

@@ -82,12 +82,6 @@ def merged_update(server: ServerView, *, by_examples: bool = False) -> Iterator[
         yield pair, *stacked(weights, a, b)
 
 
-def scored_update(server: ServerView, *, by_examples: bool) -> Iterator[tuple[Adapter, Tensor, Tensor]]:
-    """As `merged_update`, once the round has ended. Raises MethodError: another method moved the adapters."""
-    refuse_other_steps(server)
-    return merged_update(server, by_examples=by_examples)
-
-
 def refuse_other_steps(server: ServerView) -> None:
     """Once the round has ended: raises MethodError where adapters are not the weighted sums of the clients'.
 

@@ -409,3 +409,9 @@ class Method:
     is_phase: bool = False
     is_robust: bool = False
     fits: Callable[[RunSizes], str] | None = None
+
+
+def require(option: str, value: object, is_right: object, words: str, hint: str = "") -> None:
+    """Raise ValueError for an option outside of its range. words: the range; hint: a usual value."""
+    if not is_right:
+        raise ValueError(f"{option} must be {words}, got {value}" + (f"; {hint}" if hint else ""))

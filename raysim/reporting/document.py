@@ -152,7 +152,7 @@ def _p_table(comparisons: Sequence[Comparison], report: ReportContents) -> str:
     names = report.tables[0].names
     used = {item.result.num_used for item in comparisons}
     dropped = sum(item.result.num_pairs - item.result.num_used for item in comparisons)
-    smallest = min(item.result.smallest_p for item in comparisons)
+    smallest = 0.5 ** max(used)  # if every pair has the same sign
     n = f"n = {min(used)}" if len(used) == 1 else f"n = {min(used)} to {max(used)}"
     equal = f"; {dropped} equal pair{'s' if dropped > 1 else ''} dropped" if dropped else ""
     tests, sizes = (markdown(*form(comparisons, names, report.measure)) for form in (p_values, effects))

@@ -91,12 +91,8 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
             continue
         if not found and report.group.figures is not None:
             reasons = [text for text in _paragraphs(function) if text.startswith("Missing: ")]
-            reason = (
-                reasons[0].removeprefix("Missing: ").rstrip(".")
-                if reasons
-                else "the runs do not hold the numbers of the figure"
-            )
-            on_missing(name, reason)
+            reason = next(iter(reasons), "the runs do not hold the numbers of the figure")
+            on_missing(name, reason.removeprefix("Missing: ").rstrip("."))
         stem = _stem(name)
         drawn |= {stem if len(found) == 1 else f"{stem}_{number}": figure for number, figure in enumerate(found, 1)}
     return drawn

@@ -284,14 +284,9 @@ def curves(report: ReportContents) -> Iterator[Figure]:
     Missing: no run recorded the metric by round.
     """
     for table in report.tables:
-        columns = cell_lines(table, scored_by_round)
+        columns = cell_lines(table, lambda cell: rounds_of(cell, cell.metric.column, cell.metric.scale))
         for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
             yield line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, title_size="large")
-
-
-def scored_by_round(cell: Cell) -> pd.DataFrame:
-    """[rounds, seeds]: the column of the cell's own metric."""
-    return rounds_of(cell, cell.metric.column, cell.metric.scale)
 
 
 def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner", "outer"] = "inner") -> pd.DataFrame:

@@ -50,7 +50,7 @@ def gains(report: ReportContents) -> Iterator[Figure]:
         size = CELL[0] * len(columns) + NAMES + 0.8, CELL[1] * len(rows) + 1.6
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        _heat_of(axes, rows, columns, found, table.metric)
+        _heat(axes, rows, columns, found, table.metric)
         axes.set_xlabel(", ".join(table.names), fontsize=8)
         axes.set_title(literal(f"{table.title}: {_called(table.metric)} {report.baseline}"), fontsize=9)
         yield figure
@@ -98,9 +98,10 @@ def _figure(table: Table, base: Place, gains: Mapping[Place, Effect]) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     named = f"{base[0]} and {text(base[1][0])}"
     columns = [base[1], *(column for column in table.columns if column != base[1])]
-    _heat_of(left, table.rows, columns, gains, table.metric)
+    _heat(left, table.rows, columns, gains, table.metric)
     left.set_title(literal(f"{_called(table.metric)} {named}"), fontsize=9)
-    _heat(right, table.rows, columns, beyond_parts(gains, base), set(), table.metric)
+    beyond = {place: Effect(gain, None, None, None, 1) for place, gain in beyond_parts(gains, base).items()}
+    _heat(right, table.rows, columns, beyond, table.metric)
     right.set_title("gain beyond the sum of both parts' own", fontsize=9)
     figure.suptitle(table.title, fontsize=9)
     return figure
@@ -111,27 +112,15 @@ def _called(metric: ReportMetric) -> str:
     return f"gain in {metric.axis} over" if metric.mode == "max" else f"difference in {metric.axis} to"
 
 
-def _heat_of(
+def _heat(
     axes: Axes,
     rows: Sequence[str],
     columns: Sequence[Column],
     gains: Mapping[Place, Effect],
     metric: ReportMetric,
 ) -> None:
-    """Gains, bold where the interval leaves out 0."""
-    certain = {place for place, effect in gains.items() if effect.is_certain}
-    _heat(axes, rows, columns, {place: effect.mean for place, effect in gains.items()}, certain, metric)
-
-
-def _heat(
-    axes: Axes,
-    rows: Sequence[str],
-    columns: Sequence[Column],
-    values: Mapping[Place, float],
-    certain: set[Place],
-    metric: ReportMetric,
-) -> None:
     """Cells with their numbers, the better ones blue, the worse red; grey where there is none, bold where it is certain."""
+    values = {place: effect.mean for place, effect in gains.items()}
     grid = np.array([[values.get((row, column), np.nan) for column in columns] for row in rows])
     known = np.abs(grid[np.isfinite(grid)])
     # One run that went to pieces would take all colour from the others.
@@ -142,7 +131,7 @@ def _heat(
     image = axes.imshow(grid, cmap=cmap, vmin=-limit, vmax=limit, aspect="auto")
     for (down, across), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            weight = "bold" if (rows[down], columns[across]) in certain else "normal"
+            weight = "bold" if gains[rows[down], columns[across]].is_certain else "normal"
             colour = "white" if abs(value) > 0.7 * limit else "black"
             words = rounded.format(value).replace("-", "−")
             axes.text(across, down, words, ha="center", va="center", fontsize=6, weight=weight, color=colour)

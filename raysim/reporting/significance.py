@@ -59,11 +59,6 @@ class Wilcoxon:
     has_ties: bool
 
     @property
-    def smallest_p(self) -> float:
-        """Smallest p that can be reached, if every pair has the same sign."""
-        return 0.5**self.num_used
-
-    @property
     def is_significant(self) -> bool:
         return self.p < LEVEL
 
@@ -79,11 +74,7 @@ def wilcoxon_greater(left: Sequence[float], right: Sequence[float]) -> Wilcoxon:
       left, right: values in the same order of pairs.
     Returns:
       p = 1 if no pair differs.
-    Raises:
-      ValueError: lengths differ.
     """
-    if len(left) != len(right):
-        raise ValueError(f"wilcoxon_greater: {len(left)} and {len(right)} values are no pairs")
     gaps = np.round(np.asarray(left, float) - np.asarray(right, float), 9)
     gaps = gaps[gaps != 0]
     sizes, inverse, counts = np.unique(np.abs(gaps), return_inverse=True, return_counts=True)
@@ -128,11 +119,9 @@ class Effect:
 
 
 def effect_of(left: Sequence[float], right: Sequence[float]) -> Effect:
-    """The effect of two samples in the same order of pairs. Raises ValueError: lengths differ, or there is no pair."""
+    """The effect of two samples in the same order of pairs, one at least."""
     from scipy.special import stdtrit  # Student's quantile
 
-    if len(left) != len(right) or not len(left):
-        raise ValueError(f"effect_of: {len(left)} and {len(right)} values are no pairs")
     gaps = np.asarray(left, float) - np.asarray(right, float)
     mean, count = float(gaps.mean()), len(gaps)
     if count < 2:

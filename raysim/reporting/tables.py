@@ -146,14 +146,13 @@ def other_methods(runs: Sequence[ReportedRun]) -> list[str]:
     for run in runs:
         specs = json.dumps(run.config.get("methods") or [], sort_keys=True)
         cells.setdefault(frozenset(run.labels.items()), {}).setdefault(specs, []).append(str(run.seed))
-    told = (
-        (dict(labels).get("method"), "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items()))
-        for labels, found in cells.items()
-        if len(found) > 1
-    )
-    return [
-        f"One cell of {name} averages over several methods: {text}. Tell them apart by `labels`." for name, text in told
-    ]
+    notes = []
+    for labels, found in cells.items():
+        if len(found) > 1:
+            told = "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items())
+            what = f"One cell of {dict(labels).get('method')} averages over several methods: {told}."
+            notes.append(f"{what} Tell them apart by `labels`.")
+    return notes
 
 
 def cells_of(

@@ -76,7 +76,11 @@ def test_defaults_count_as_not_given_so_that_the_complete_configuration_of_a_run
     ("spec", "words"),
     [
         ({"univarfl": {"uniformity": "kernel", "form": "literal"}}, "form: has no effect with uniformity kernel"),
-        ({"personal": {"layers": []}}, "layers is empty"),
+        ({"fedavgm": {"as_in": "fl-bench", "form": "damped"}}, "form: has no effect with as_in fl-bench"),
+        ({"feddyn": {"as_in": "fl-bench", "weights": "examples"}}, "weights: has no effect with as_in fl-bench"),
+        ({"scaffold": {"as_in": "fl-bench", "option": "i"}}, "option: has no effect with as_in fl-bench"),
+        ({"fedproto": {"as_in": "fed-mammoth", "share": "nothing"}}, "share: has no effect with as_in fed-mammoth"),
+        ({"flfa": {"feedback": "direct", "scale": "none"}}, "scale: has no effect with feedback direct"),
         ({"flfa": {"seed": 3}}, "seed: has no effect with feedback round"),
     ],
 )

@@ -315,8 +315,8 @@ def test_calibration_in_every_round_is_broadcast(root):
 
 def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
     for methods, words in (
-        ([{"ccvr": {"num_samples": 0}}], "num_samples and batch_size must be >= 1"),
-        ([{"ccvr": {"batch_size": 0}}], "num_samples and batch_size must be >= 1"),
+        ([{"ccvr": {"num_samples": 0}}], "num_samples must be >= 1"),
+        ([{"ccvr": {"batch_size": 0}}], "batch_size must be >= 1"),
         ([{"ccvr": {"lr": 0}}], "lr must be > 0"),
         (["tests.support.toys:personal_head", "ccvr"], "ccvr claims weights:fc2"),
         (["tests.support.toys:personal_head", {"ccvr": {"as_in": "fed-mammoth"}}], "trained and shared"),
@@ -326,5 +326,5 @@ def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
 
 
 def test_a_number_of_epochs_that_would_not_end_is_refused(root):
-    with pytest.raises(ConfigError, match=r"epochs in \[0, 100000\], got 256, 32, 10{30}"):
+    with pytest.raises(ConfigError, match=r"epochs must be in \[0, 100000\], got 10{30}"):
         plan_of(root, [{"ccvr": {"epochs": 10**30}}], data=FEW)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from methods.fedavgm import fedavgm
 from raysim.engine.cohort import Cohort
 from tests.support.federations import plan_of, server_on
 
@@ -45,8 +43,3 @@ def test_fl_benchs_form_moves_buffers_like_parameters(root, monkeypatch):
             moved = (after - before).double()
             assert float((moved - want).norm()) < 1e-5 * float(want.norm())
         assert float(velocity[layout.num_params :].norm()) > 1e-3
-
-
-def test_as_in_sets_the_form():
-    with pytest.raises(ValueError, match="as_in 'fl-bench' sets form"):
-        fedavgm(as_in="fl-bench", form="damped")

@@ -142,5 +142,3 @@ def test_options_are_checked():
         feddyn(alpha=-1)
     with pytest.raises(ValueError, match="max_grad_norm must be > 0"):
         feddyn(max_grad_norm=0)
-    with pytest.raises(ValueError, match="as_in 'fl-bench' sets weights"):
-        feddyn(weights="examples", as_in="fl-bench")

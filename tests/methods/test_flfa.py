@@ -265,8 +265,6 @@ def test_direct_feedback_of_the_first_layer_and_of_all_candidates(root):
     for index in range(3):
         record = found.run_round(index)
     assert record.arrays["flfa.agreement:columns"].tolist() == ["conv1", "conv2", "fc1", "fc2"]
-    with pytest.raises(ValueError, match="there is no scale to choose"):
-        flfa(feedback="direct", scale="row")
 
 
 def cuts():

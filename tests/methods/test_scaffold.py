@@ -105,10 +105,6 @@ def test_new_control_by_hand():
         client_lr=0.1,
     )
     assert torch.allclose(got, torch.tensor([0.0, 2.5, 2.5]))
-    with pytest.raises(ValueError, match="num_steps must be >= 1"):
-        new_control(got, got, got, num_steps=0, client_lr=0.1)
-    with pytest.raises(ValueError, match=r"set local\.lr"):
-        new_control(got, got, got, num_steps=1, client_lr=0.0)
 
 
 def twin_under_momentum(clients, *, rounds, steps, lr, rho, as_in=None):
@@ -165,8 +161,6 @@ def test_scaffold_runs_under_momentum_and_nothing_but_plain_or_momentum_sgd(root
 def test_options_are_checked():
     with pytest.raises(ValueError, match="server_lr must be > 0"):
         scaffold(server_lr=0)
-    with pytest.raises(ValueError, match="uses option ii"):
-        scaffold(option="i", as_in="fl-bench")
 
 
 def test_personal_leaves_have_no_control(root):

@@ -58,11 +58,8 @@ def test_wilcoxon_by_hand():
 def test_wilcoxon_drops_equal_pairs_and_shares_ranks_of_ties():
     result = wilcoxon_greater([1, 2, 3, 4], [1, 1, 2, 5])  # 0, +1, +1, -1: ranks 2, 2, 2; W+ = 4 or more in 4 of 8
     assert (result.p, result.num_pairs, result.num_used, result.has_ties) == (4 / 8, 4, 3, True)
-    assert result.smallest_p == 1 / 8
     assert wilcoxon_greater([1.0], [1.0]).p == 1.0
     assert wilcoxon_greater([80.74, 80.75], [80.37, 80.38]).has_ties  # 0.37 twice, but not in floating point
-    with pytest.raises(ValueError, match="no pairs"):
-        wilcoxon_greater([1], [1, 2])
 
 
 def test_wilcoxon_with_ties_equals_counting_all_signs():
@@ -88,8 +85,6 @@ def test_effect_by_hand():
     assert effect_of([2, 4], [1, 2]).d is None  # two differences say little of their deviation
     same = effect_of([0.3, 0.4, 0.5], [0.1, 0.2, 0.3])
     assert (same.d, same.is_certain) == (None, True)  # equal differences have no spread to be measured in
-    with pytest.raises(ValueError, match="no pairs"):
-        effect_of([1.0], [])
 
 
 def test_interval_of_the_effect_is_scipys_and_paired():
