@@ -19,7 +19,7 @@ REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
 HEAD = "@head"
 
 REMEDY = {
-    "classes": "the method reads classes: use a set with one class a row, or remove the method",
+    "classes": "use a set with one class a row, or remove the method",
     "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
     "test-set": "set data.test above 0",
     "sgd": "set local.optimizer to sgd: it counts how often a gradient enters the update",

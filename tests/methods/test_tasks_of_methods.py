@@ -63,7 +63,7 @@ def server_after(folder, plan):
 def test_cell_of_the_table_is_true(name, task, folder):
     options = options_on(name, task)
     if options is None:
-        with pytest.raises(ConfigError, match="needs classes: take a set with one class a row"):
+        with pytest.raises(ConfigError, match="needs classes: use a set with one class a row"):
             plan_on(folder, task, {name: {}})
         return
     server, start, metrics = server_after(folder, plan_on(folder, task, {name: dict(options)}))

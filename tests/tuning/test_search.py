@@ -217,7 +217,9 @@ def test_a_damaged_file_of_a_search_is_named(damage, words, root, tmp_path):
     sweep.grown({})
     content = json.loads((sweep.folder / FILE).read_text())
     (sweep.folder / FILE).write_text(json.dumps(damage(content)))
-    with pytest.raises(ConfigError, match=rf"tune\.search: .*search\.json is damaged .*{words}|{words}.*delete the file"):
+    with pytest.raises(
+        ConfigError, match=rf"tune\.search: .*search\.json is damaged .*{words}|{words}.*delete the file"
+    ):
         searched(root, tmp_path, tune)
 
 
