@@ -190,7 +190,7 @@ def test_faults_of_metrics_name_the_remedy(root):
         "aurok": "Did you mean 'auroc'",
         "nowhere:function": "cannot import",
         "tests.engine.test_round_metrics:NO_FUNCTION": "must be a function",
-        "tests.engine.test_round_metrics:accuracy": "server/accuracy is there already",
+        "tests.engine.test_round_metrics:accuracy": "server/accuracy is recorded already",
     }
     for name, message in cases.items():
         with pytest.raises(ConfigError, match=message):
@@ -274,7 +274,7 @@ def test_a_metric_of_ones_own_gets_the_targets_of_its_task(tmp_path):
         outputs = module.apply(module.params, torch.from_numpy(data[0].copy())).logits.numpy()
     assert server.evaluate()["server/mean_distance"] == pytest.approx(mean_distance(data[1], outputs), rel=1e-5)
     for task, name, words in (
-        ("labels", "auroc", "server/auroc is there already"),
+        ("labels", "auroc", "server/auroc is recorded already"),
         ("regression", "auroc", "needs one class a row"),
         ("tokens", metric, "of tokens neither is kept"),
     ):
