@@ -100,7 +100,9 @@ def test_single_faults(root, tmp_path):
 
 def test_what_only_building_shows_is_a_fault_too(root, tmp_path):
     for width in (0, -3):
-        assert "must be greater than or equal to 1" in faults_of(raw_config(root, model={"width": width}))["model.width"]
+        assert (
+            "must be greater than or equal to 1" in faults_of(raw_config(root, model={"width": width}))["model.width"]
+        )
     for name in ("json:dumps", "tests.support.toys:no_method", "tests.no_module:x"):
         assert any(key.startswith("methods[0]") for key in faults_of(raw_config(root, [name])))
     assert "cannot write there" in faults_of(raw_config(root, data={"root": "/proc/nothing"}))["data"]
