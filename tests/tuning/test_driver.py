@@ -316,7 +316,7 @@ def test_two_sweeps_at_once_and_100_rounds_in_150_lines(root, tmp_path, ray_clus
             RayTaskError("train", "a long traceback", ConfigError([Fault("lr", "is 0")], "resuming 'a'")),
             r"^1 fault in resuming 'a' lr: is 0$",
         ),
-        (WorkerCrashedError(), "goes on from its last checkpoint when the sweep is started again"),
+        (WorkerCrashedError(), "resumes from the last checkpoint when the sweep is started again"),
         (None, "ended without a word"),
     ],
 )

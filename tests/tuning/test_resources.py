@@ -55,11 +55,11 @@ def test_room_is_judged_node_by_node(root, tmp_path, monkeypatch):
 def test_impossible_request_names_the_bundle_within_30_s(root, tmp_path, ray_cluster):
     began = time.monotonic()
     space = {"resources.cpus_per_trainer": {"grid_search": [0.5, 64]}}
-    with pytest.raises(ConfigError, match=r"trial cpus_per_trainer=64: bundle \{CPU: 64, GPU: 0.25\} has no place"):
+    with pytest.raises(ConfigError, match=r"trial cpus_per_trainer=64: bundle \{CPU: 64, GPU: 0.25\} does not fit"):
         run(a_sweep(root, tmp_path, space))
     resources = {"backend": "ray", "trainers": 2, "gpus_per_trainer": 1, "cpus_per_trainer": 0.5}
     sweep = a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources=resources)
-    with pytest.raises(ConfigError, match=r"bundle \{CPU: 0.5, GPU: 1\}, one of 2 of a trial, has no place"):
+    with pytest.raises(ConfigError, match=r"bundle \{CPU: 0.5, GPU: 1\}, one of 2 of a trial, does not fit"):
         run(sweep)
     assert time.monotonic() - began < 30
     assert not list(sweep.folder.glob("*/config.yaml"))
