@@ -50,12 +50,11 @@ def ccvr(
       batch_size: features in a step of that SGD.
       as_in: "fed-mammoth", LIVAR's baseline: in every round, with its clients at their own trained models, after the methods
         listed before have made the head. A mixture of the clients' own Gaussians, of those with two examples of the class or
-        more, with variances only, plus 1e-8; cross-entropy of logits / (0.1 ||logits||).
-        Every epoch draws new features, num_samples * classes of them shared out
-        over all classes at random, and takes one step a class on batches of num_samples. Where a class has no Gaussian
-        the last batches are short or empty; an empty one is still a step of the momentum. That code takes its
-        statistics of pixels that were not normalised, other inputs than the model was trained on; raysim takes the
-        model's own inputs.
+        more, with variances only, plus 1e-8; cross-entropy of logits / (0.1 ||logits||). Every epoch draws new features,
+        num_samples * classes of them shared out over all classes at random, and takes one step a class on batches of
+        num_samples. Where a class has no Gaussian the last batches are short or empty; an empty one is still a step of the
+        momentum. That code takes its statistics of pixels that were not normalised, other inputs than the model was trained on;
+        raysim takes the model's own inputs.
     Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. Clients
     without a step still count: their statistics are of the model that they hold.
     Raises:

@@ -11,7 +11,18 @@ from torch import Tensor
 from methods.moments import class_means, local_features
 from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, LossFn, Message, Method, Outputs, Partition, ServerView, State
+from raysim.core.method import (
+    Batch,
+    ClientView,
+    LossFn,
+    Message,
+    Method,
+    Outputs,
+    Partition,
+    ServerView,
+    State,
+    require,
+)
 from raysim.core.weights import normalised
 
 
@@ -43,8 +54,7 @@ def fedproto(
     Raises:
       ValueError: strength < 0; or, when the run starts, a model without a trained head.
     """
-    if strength < 0:
-        raise ValueError(f"fedproto: strength must be >= 0, got {strength}; 1 is the released code's")
+    require("fedproto: strength", strength, strength >= 0, ">= 0", "1 is the released code's")
     over_examples = prototypes == "examples" or as_in == "fed-mammoth"
 
     def init(params: Tensor, layout: Layout) -> State:

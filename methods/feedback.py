@@ -163,9 +163,9 @@ def direct_matrix(layer: str, outputs: int, size: int, *, seed: int) -> Tensor:
 def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> LayerOp:
     """A layer's operation whose backward pass sends the error through `back`; the forward pass is the layer's own.
 
-    dL/dx = B^T δ with B = back * |weight| / |back| for scale "layer", or B = back for "none". The norms
-    are those of the weight that the forward pass uses, hence refreshed by every
-    optimiser step. Weight and bias gradients are exact. Where |back| is 0, B is 0 and no error flows.
+    dL/dx = B^T δ with B = back * |weight| / |back| for scale "layer", or B = back for "none". The norms are those of the weight
+    that the forward pass uses, hence refreshed by every optimiser step. Weight and bias gradients are exact. Where |back| is 0,
+    B is 0 and no error flows.
 
     Args:
       back: of the weight's shape, constant.

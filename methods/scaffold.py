@@ -126,5 +126,9 @@ def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps
       client_lr: eta_l, constant over the round.
     Returns:
       [num_params]; inputs are not modified.
+    Raises:
+      ValueError: num_steps < 1 or client_lr <= 0.
     """
+    require("new_control: num_steps", num_steps, num_steps >= 1, ">= 1", "drop clients without a batch")
+    require("new_control: client_lr", client_lr, client_lr > 0, "> 0", "set local.lr")
     return (control_i - control).sub_(update, alpha=1 / (num_steps * client_lr))

@@ -90,7 +90,9 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
     """The plan of a run, checked; reads_weights: see `check`. Raises ConfigError: it is a sweep; and as `check`."""
     if axes_as_written(raw):
         verb = command("raysim", "tune", source)
-        text = f"turns the configuration into a sweep; `{verb}` runs; tune=null leaves one run, of the keys outside this group"
+        text = (
+            f"makes the configuration a sweep: run `{verb}`, or set tune=null for one run of the keys outside the group"
+        )
         raise ConfigError([Fault("tune", text)], source)
     config, faults = parse_config(raw)
     if config is None:  # before PyTorch is imported to check the rest

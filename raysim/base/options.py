@@ -14,9 +14,7 @@ from raysim.base.counting import Counts, plain
 
 
 class Bounds:
-    """Bounds of an option in its annotation, `Annotated[int, Bounds(ge=1)]`, by pydantic's names; the configuration checks
-    them.
-    """
+    """Bounds of an option, `Annotated[int, Bounds(ge=1)]`, by pydantic's names; checked with the configuration."""
 
     def __init__(self, **bounds: float):
         self._bounds = bounds

@@ -82,7 +82,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """One error per place: of a union, what its alternatives ask for, or the custom message of one."""
+    """Merge the errors of each place: the demands of a union's alternatives, joined by "or", or one custom message."""
     found: dict[Place, ErrorDetails] = {}
     for error in errors:
         place = tuple(part for part in error["loc"] if not _is_tag(part))
@@ -90,10 +90,9 @@ def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         if before is None or error["type"] == "value_error":
             found[place] = {**error, "loc": place}
         elif before["type"] != "value_error":
-            is_function = (
-                error["type"] == "string_pattern_mismatch"
-            )  # text beside words names a function of the user's own
-            more = "module:function" if is_function else error["msg"].replace("Input should be ", "")
+            more = error["msg"].replace("Input should be ", "")
+            if error["type"] == "string_pattern_mismatch":  # beside words, text names a function of the user's own
+                more = "module:function"
             before["msg"] += f" or {more[:1].lower()}{more[1:]}"
     return list(found.values())
 

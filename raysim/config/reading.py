@@ -42,11 +42,8 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         raw = read_yaml(path)
     except ValueError as error:
         is_missing = "No such file" in str(error)
-        mend = (
-            f". {hint(path.name, [*recipes(), *(file.name for file in path.parent.glob('*.y*ml'))])}"
-            if is_missing
-            else ""
-        )
+        beside = (file.name for file in path.parent.glob("*.y*ml"))
+        mend = f". {hint(path.name, [*recipes(), *beside])}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if raw is None:
         text = "is empty; write at least one setting of the run, for example `rounds: 10`"
@@ -187,9 +184,8 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
         held_out = f"test {data.test:g} and validation {data.validation:g}"
         yield Fault("data", f"{held_out} leave nothing to train on; lower them")
     if data.split_within_clients and data.split == "official":
-        yield Fault(
-            "data.split_within_clients", "cuts test rows from the set; set data.split to fraction, or remove the key"
-        )
+        text = "cuts test rows from the set; set data.split to fraction, or remove the key"
+        yield Fault("data.split_within_clients", text)
     if data.reader is not None and "://" in data.root:
         yield Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one")
     if data.files is not None and data.reader is None:

@@ -230,9 +230,8 @@ class Federation:
                 self._fetch(name)
         if not self._is_whole(name):
             what = f"{name} arrived with another length than the index says ({self._sizes[name]} bytes)"
-            raise DataError(
-                what, str(self.folder), "check the free space on the disk; the next run fetches the file again"
-            )
+            mend = "check the free space on the disk; the next run fetches the file again"
+            raise DataError(what, str(self.folder), mend)
 
     def _is_whole(self, name: str) -> bool:
         path = self.folder / name

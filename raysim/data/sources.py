@@ -102,7 +102,7 @@ READERS: dict[str, Callable[[Request], Contents]] = {
 
 
 def _source(name: str, description: str, facts: object = None, options: Sequence[str] = (), **more: Any) -> Source:
-    """An entry of sets.yaml with its reader."""
+    """Return an entry of sets.yaml with its reader. facts: see `raysim.data.facts`."""
     return Source(description, READERS[name], options=tuple(options), **more)
 
 
@@ -156,11 +156,8 @@ def prepare(
     source, save_as = SOURCES[name], save_as or name
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
-            raise DataError(
-                f"{name} has no option {option(field.name)}",
-                "",
-                f"its options: {', '.join(map(option, source.options)) or 'none'}",
-            )
+            known = ", ".join(map(option, source.options)) or "none"
+            raise DataError(f"{name} has no option {option(field.name)}", "", f"its options: {known}")
     if files is not None and not source.has_files:
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):

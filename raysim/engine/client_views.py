@@ -29,7 +29,7 @@ class Round:
         self.overheard: dict[str, State] = unpack(dict(message.overheard or {}), device)
 
     def is_of(self, message: RoundMessage) -> bool:
-        """Whether this is the message's part of the round: that of the latecomers, or that of the others."""
+        """Whether the message has the same round, phase and part: before the latecomers, or the latecomers'."""
         mine, other = ((m.round_index, m.phase_index, m.overheard is None) for m in (self.message, message))
         return mine == other
 

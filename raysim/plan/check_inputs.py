@@ -72,11 +72,8 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         faults += own_faults
         if images is not None and not bool(torch.isfinite(images).all()):
             name, _ = name_and_options(getattr(data, key))
-            faults.append(
-                Fault(
-                    f"data.{key}", f"{name} returns images that are not finite for random pixels; correct the function"
-                )
-            )
+            text = f"{name} returns images that are not finite for random pixels; correct the function"
+            faults.append(Fault(f"data.{key}", text))
     return faults
 
 

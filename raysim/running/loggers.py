@@ -1,7 +1,7 @@
 """Loggers of the user's own: told of the start of a run, of every round, of the end. docs/loggers.md has examples.
 
-They live in the process that drives the run, and none of them on trainers. Every round is told as it ends. A run that was
-killed and goes on tells the rounds since its last checkpoint again, with the same numbers and the same values.
+They live in the process that drives the run, and none of them on trainers. Every round is reported as it ends. A resumed
+run reports the rounds since the last checkpoint again, with the same numbers and the same values.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Loggers:
             self._open[json.dumps(spec)] = make, logger
 
     def round(self, row: Mapping[str, str]) -> None:
-        """Tell every logger of a round. row: of progress.csv."""
+        """Report a round to every logger. row: of progress.csv."""
         number = int(row["round"])
         metrics = {metric: float(text) for metric, text in row.items() if text}
         self._tell(round_name(number), lambda logger: logger.round({**metrics, "round": number}))
@@ -76,7 +76,7 @@ class Loggers:
         self._open.clear()
 
     def close(self) -> None:
-        """Tell an end to loggers that were told none: of a run that did not come to its own."""
+        """End the loggers of a run that was interrupted or failed, with an empty summary."""
         self.end({})
 
     def _tell(self, when: str, tell: Callable[[Logger], object]) -> None:
@@ -84,7 +84,9 @@ class Loggers:
             try:
                 tell(logger)
             except (Exception, SystemExit) as error:  # whatever the user's own code raises
-                self._say(f"logger {name} failed: {_place(error, make)}, at {when}; the run goes on without it")
+                self._say(
+                    f"logger {name} failed: {_place(error, make)}, at {when}; the run continues without the logger"
+                )
                 del self._open[name]
             self._refuse_missing_folder(make, when)
 

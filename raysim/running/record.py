@@ -142,9 +142,8 @@ class Recorder:
             "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         }
         self.folder.write_json(self.folder.summary, result)
-        final = {
-            f"hparam/{name}": scores[name] for name in (self.main, f"best_{self.main}", f"mean_last_10pct_{self.main}")
-        }
+        names = (self.main, f"best_{self.main}", f"mean_last_10pct_{self.main}")
+        final = {f"hparam/{name}": scores[name] for name in names}
         self._board.hyperparameters(hyperparameters, len(self.rows) - 1, final)
         return result
 
@@ -176,10 +175,8 @@ class Recorder:
         if record.weights.size and np.isfinite(record.weights).any():
             kept = record.clients["client"][~record.clients["is_dropped"]].tolist()
             title = f"aggregation weights, {round_name(number)}"
-            yield (
-                "weights/client_by_block",
-                heat_map(record.weights, kept, self.blocks, title=title, xlabel="layer block"),
-            )
+            figure = heat_map(record.weights, kept, self.blocks, title=title, xlabel="layer block")
+            yield "weights/client_by_block", figure
         for name, values in record.arrays.items():
             columns, title = record.arrays.get(f"{name}:columns"), f"{name}, {round_name(number)}"
             tag = name.replace(".", "/")

@@ -108,7 +108,9 @@ def _attempt(
         push()
     if step == "show":
         return _shown(folder, on_start)
-    checkpoint = _checkpoint(plan, folder, store, state, step, on_note)
+    if step == "begin":
+        _write_beginning(plan, folder)
+    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step, on_note)
     folder.clear("STOPPED", "FAILED")
     wanted = config.resources
     marked = _failure_marked(folder, "" if config.name else folder.name, goes_on=number < wanted.restarts)
@@ -147,6 +149,13 @@ def _attempt(
             loggers.end(summary)
         folder.mark("COMPLETED", reason)
         return summary
+
+
+def _write_beginning(plan: Plan, folder: RunFolder) -> None:
+    """Write the files that identify a run: the partition, the checksum of its weights, and config.yaml last."""
+    write_partition(folder, plan.manifest, plan.info)
+    write_file(folder.weights, plan.weights_sha256.encode())
+    folder.write_config(plan.config.model_dump(mode="json"))
 
 
 def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
@@ -235,16 +244,9 @@ def _checkpoint(
 ) -> Checkpoint | None:
     """The checkpoint to go on from; a run with more rounds, or another `stop`, loses the marks of its end.
 
-    A run that begins has none: what says which run lies in the folder is then written.
-
     Raises:
       RaysimError: the records of the rounds before it were changed.
     """
-    if step == "begin":
-        write_partition(folder, plan.manifest, plan.info)
-        write_file(folder.weights, plan.weights_sha256.encode())
-        folder.write_config(plan.config.model_dump(mode="json"))
-        return None
     checkpoint = store.latest(on_note)
     if checkpoint is None and state.is_finished:
         what = f"run {state.name!r} is finished and has no checkpoints, so no round can be added"
@@ -313,11 +315,8 @@ def _file_errors_named(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         if not str(error.filename).startswith(str(folder.path)):
             raise
-        what, remedy = (
-            f"a file of the run cannot be read or written ({error})",
-            "correct the file, or delete the folder",
-        )
-        raise RaysimError(what, str(folder.path), remedy) from error
+        what = f"a file of the run cannot be read or written ({error})"
+        raise RaysimError(what, str(folder.path), "correct the file, or delete the folder") from error
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def first_nonfinite(
         inner = step.gradient or model.gradient_function(step.loss)
         steps(step._replace(gradient=gradient))
         look("parameters", model.state)
-    return "".join(found)
+    return found[0] if found else ""
 
 
 def _sentence(model: BoundModel, part: str, step: int, is_bad: Tensor) -> str:

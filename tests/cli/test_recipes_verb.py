@@ -60,9 +60,7 @@ def test_a_copy_brings_its_bases_and_runs_alike(here):
 
 def test_a_name_runs_from_python_and_as_partitions(here):
     settings = {"scale": True, "quiet": True, "rounds": 1, "resources": {"backend": "serial"}}
-    with pytest.raises(
-        ConfigError, match=r"tune: turns the configuration into a sweep; .* tune paper:fedvg/figure_A1. runs"
-    ):
+    with pytest.raises(ConfigError, match=r"tune: makes the configuration a sweep: run .* tune paper:fedvg/figure_A1."):
         raysim.run("paper:fedvg/figure_A1", **settings)
     run = raysim.run("paper:fedvg/figure_A1", tune=None, **settings)
     assert run.folder == here / "runs" / "fedvg_figure_A1_scaled"

@@ -105,6 +105,10 @@ def test_new_control_by_hand():
         client_lr=0.1,
     )
     assert torch.allclose(got, torch.tensor([0.0, 2.5, 2.5]))
+    with pytest.raises(ValueError, match="num_steps must be >= 1"):
+        new_control(got, got, got, num_steps=0, client_lr=0.1)
+    with pytest.raises(ValueError, match=r"set local\.lr"):
+        new_control(got, got, got, num_steps=1, client_lr=0.0)
 
 
 def twin_under_momentum(clients, *, rounds, steps, lr, rho, as_in=None):

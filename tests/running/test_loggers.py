@@ -130,7 +130,7 @@ def test_a_logger_that_fails_is_left_out_with_one_message(settings, tmp_path, ca
     error = capsys.readouterr().err
     assert error.count("failed") == 1
     assert re.search(
-        r"recording\.py, line \d+, in round: AssertionError: no network, at round 3; the run goes on", error
+        r"recording\.py, line \d+, in round: AssertionError: no network, at round 3; the run continues", error
     )
     raysim.run(settings, name="a", rounds=5, loggers=[spec], quiet=True)
     assert [entry[1] for entry in told(tmp_path) if entry[0] == "round"] == [0, 1, 4]
