@@ -4,27 +4,50 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.control import Control
 from rich.errors import LiveError
 from rich.markup import escape
+from rich.segment import Segment
 from rich.status import Status
 from rich.table import Table
 
 from raysim.base.direction import SUMMARY, main_of
 from raysim.base.progress import Listener, clock
-from raysim.base.texts import round_name
+from raysim.base.texts import round_name, visible
 
 if TYPE_CHECKING:
     from raysim.base.settings import Settings
     from raysim.engine.round_metrics import RoundRecord
     from raysim.folders.run_folder import RunFolder
 
+
+class Visible(RenderHook):
+    """Control characters in what is printed, as in a label of somebody else's run, are shown and not sent."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(each) if not isinstance(each, Control) else each for each in renderables]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    inner: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.inner, options):
+            yield segment if segment.control else Segment(visible(segment.text, keep="\n"), segment.style)
+
+
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+for _console in (out, err):
+    _console.push_render_hook(Visible())
 
 
 def print_table(table: Table) -> None:
@@ -128,10 +151,10 @@ class LiveLine:
         if out.is_jupyter:
             self._notebook_line = _shown(text, self._notebook_line)
         elif self._status is not None:
-            self._status.update(escape(text))
+            self._status.update(escape(visible(text)))
         else:
             # More often would slow a serial run down.
-            status = Status(escape(text), console=out, refresh_per_second=4)
+            status = Status(escape(visible(text)), console=out, refresh_per_second=4)
             with suppress(LiveError):  # another thread has the terminal's one live line
                 status.start()
                 self._status = status

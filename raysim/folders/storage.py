@@ -176,13 +176,21 @@ class StoredRun:
             del self._sent[name]
 
     def _mirror(self, there: Mapping[str, Stamp]) -> None:
-        """Put the remote files in the place of the local folder's contents."""
+        """Replace the local folder's contents by the remote files; where there are none, keep local checkpoints aside."""
         folder = self._folder.path
         (folder / HOLDER).unlink(missing_ok=True)  # first: an emptied folder must not count as what was sent
+        aside = folder.with_name(f"{folder.name}.aside-{time.strftime('%Y%m%d-%H%M%S')}")
+        if not there and self._folder.checkpoints.is_dir():
+            aside.mkdir()
+            self._say(f"{self.uri} holds no files of the run; the local ones, with checkpoints, are now in {aside}")
         for path in folder.iterdir():
-            if path.is_dir():
+            if path.name == ".lock":
+                continue
+            if aside.is_dir():
+                path.rename(aside / path.name)
+            elif path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != ".lock":
+            else:
                 path.unlink()
         names = [name for name in there if not is_hidden(name)]
         if names:

@@ -48,6 +48,17 @@ def begun(*words, **options):
     return subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-1, **options)
 
 
+def test_control_characters_of_others_are_shown_and_not_sent(capsys):
+    """As in a label, the name of a class or a folder, or the message of somebody's code."""
+    table = terminal.Table("name \x1b[31m")
+    table.add_row("\x1b]0;title\x07")
+    terminal.out.print(table)
+    terminal.err.print("a \x1b[2J b", markup=False)
+    said = "".join(capsys.readouterr())
+    assert "\x1b" not in said
+    assert said.count("\\x1b") == 3
+
+
 def test_a_table_in_a_pipe_is_not_filled_up_with_spaces():
     output = CliRunner().invoke(app, ["recipes"]).output
     assert "paper:fedvg/table_A3" in output

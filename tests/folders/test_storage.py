@@ -196,14 +196,18 @@ def test_emptied_local_folder_does_not_empty_the_storage(root, tmp_path, machine
     assert RunFolder(local).status.name == "completed"
 
 
-def test_run_deleted_there_begins_anew(root, tmp_path, machine):
-    place, begun = f"file://{tmp_path}/there", []
+def test_run_deleted_there_begins_anew_and_the_local_one_is_put_aside(root, tmp_path, machine):
+    notes, place, begun = [], f"file://{tmp_path}/there", []
     with pytest.raises(Stopped):
         execute(a_plan(root, place), on_round=stop_after(1))
     remote = remote_folder(place)
     remote.delete(remote.files())
-    execute(a_plan(root, place, rounds=1, seed=9), on_start=lambda *values: begun.append(values[1]))
+    plan = a_plan(root, place, rounds=1, seed=9)
+    execute(plan, on_start=lambda *values: begun.append(values[1]), on_note=notes.append)
     assert begun == [0]
+    (aside,) = folder_of(place, "runs").glob("a.aside-*")
+    assert any(str(aside) in note for note in notes)
+    assert list(aside.glob("checkpoints/round-*"))
 
 
 def test_process_whose_run_was_taken_over_ends_and_leaves_it_alone(root, tmp_path, machine, expected):
