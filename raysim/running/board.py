@@ -54,10 +54,19 @@ class Board:
 
     def hyperparameters(self, settings: Mapping[str, object], number: int, results: Mapping[str, float | None]) -> None:
         """Settings beside a run's last results, in the hyper-parameter view. number: of the last round."""
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 
         self._write(number, {name: result for name, result in results.items() if result is not None})
-        for summary in hparams(settings, results):
+        experiment, start, end = hparams(settings, results)
+        # The view shows few columns, those that "differ" in front: the labels of a sweep, and not the alphabet.
+        labels = [name for name in settings if name.startswith("labels.")] or ["methods", "seed"]
+        data = experiment.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(data.content)
+        for info in content.experiment.hparam_infos:
+            info.differs = info.name in labels
+        data.content = content.SerializeToString()
+        for summary in (experiment, start, end):
             self._add(summary)
 
     def flush(self) -> None:

@@ -202,6 +202,7 @@ def test_hyperparameter_view_has_settings_labels_and_results(root, tmp_path):
     content = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = HParamsPluginData.FromString(content).experiment
     assert {"methods", "seed", "local.lr", "labels.alpha"} <= {info.name for info in experiment.hparam_infos}
+    assert {info.name for info in experiment.hparam_infos if info.differs} == {"labels.alpha"}
     for info in experiment.metric_infos:
         (event,) = board.Scalars(info.name.tag)
         assert event.value == pytest.approx(summary[info.name.tag.removeprefix("hparam/")])
