@@ -107,10 +107,7 @@ def min_sum(
 
 
 def fang(
-    *,
-    share: float = 0.2,
-    from_round: int = 0,
-    against: Literal["trimmed_mean", "krum"] = "trimmed_mean",
+    *, share: float = 0.2, from_round: int = 0, against: Literal["trimmed_mean", "krum"] = "trimmed_mean"
 ) -> Method:
     """Attackers move every entry against s = sign(mean) (Fang et al., USENIX Security 2020, arXiv:1911.11815).
 

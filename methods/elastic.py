@@ -14,11 +14,7 @@ from raysim.core.weights import RightMap, normalised
 
 
 def elastic(
-    *,
-    tau: float = 0.5,
-    mu: float = 0.95,
-    sample_ratio: float = 0.3,
-    as_in: Literal["fl-bench"] | None = None,
+    *, tau: float = 0.5, mu: float = 0.95, sample_ratio: float = 0.3, as_in: Literal["fl-bench"] | None = None
 ) -> Method:
     """Scales the aggregated update by 1 + tau - sensitivity, element by element.
 

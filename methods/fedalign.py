@@ -17,12 +17,7 @@ SLIM = (nn.Conv2d, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 ITERATIONS = 10
 
 
-def fedalign(
-    *,
-    mu: float = 0.45,
-    width: float = 0.25,
-    block: str | None = None,
-) -> Method:
+def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None) -> Method:
     """Adds a distillation of the last block's spectral norms into its own first channels to the loss.
 
     Mendieta et al. 2022 (CVPR, arXiv:2111.14213) and their code. For one image, x the input and y the output of the block,

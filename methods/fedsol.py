@@ -15,12 +15,7 @@ from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Output
 FLOOR = 1e-6
 
 
-def fedsol(
-    *,
-    rho: float = 1.0,
-    form: Literal["fixed", "adaptive"] = "fixed",
-    temperature: float = 3.0,
-) -> Method:
+def fedsol(*, rho: float = 1.0, form: Literal["fixed", "adaptive"] = "fixed", temperature: float = 3.0) -> Method:
     """The gradient of the loss at y + ε, where ε climbs the proximal loss at y.
 
     Lee et al. 2024 (CVPR) and their code, per batch, with u the gradient at y of KL(softmax(f_s / T) || softmax(f_y / T)):

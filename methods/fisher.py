@@ -25,9 +25,7 @@ MAMMOTH_CONSTANT = 1e-12
 
 
 def fisher(
-    *,
-    num_examples: Annotated[int, counts_with("as_in", None)] = 4096,
-    as_in: Literal["fed-mammoth"] | None = None,
+    *, num_examples: Annotated[int, counts_with("as_in", None)] = 4096, as_in: Literal["fed-mammoth"] | None = None
 ) -> Method:
     """w = sum_k a_k F_k y_k / sum_k a_k F_k, element by element, with a_k the aggregation weights given.
 

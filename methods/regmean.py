@@ -17,9 +17,7 @@ from raysim.core.weights import RightMap, Weights
 
 
 def regmean(
-    *,
-    shrink: Annotated[float, counts_with("as_in", None)] = 0.9,
-    as_in: Literal["fed-mammoth"] | None = None,
+    *, shrink: Annotated[float, counts_with("as_in", None)] = 0.9, as_in: Literal["fed-mammoth"] | None = None
 ) -> Method:
     """W = (sum_k W_k G_k)(sum_k G_k)^-1 for every linear layer, with G_k = X_k' X_k of the layer's inputs at client k.
 

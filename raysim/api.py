@@ -17,7 +17,8 @@ from raysim.base.own import place_in, place_of, words_of
 from raysim.base.texts import round_name
 from raysim.config import path_to_write
 from raysim.data.arrow import write_set
-from raysim.data.reader_api import ReaderOptions, array_contents
+from raysim.data.reader_api import array_contents
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.readers.table_files import frame_contents
 from raysim.data.sources import set_path
 from raysim.folders.storage import local_copy

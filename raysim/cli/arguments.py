@@ -1,17 +1,67 @@
-"""Arguments shared by several verbs; heavy imports happen on demand."""
+"""Arguments shared by several verbs, and options that a dataclass or a group of keys declares."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from typer import Argument, Option
+
+from raysim.base.options import meanings
+from raysim.config.schema import ReportGroup
+from raysim.data.readers.reader_options import ReaderOptions, option
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
 
 Overrides = Annotated[
     list[str] | None, Argument(help="settings as key=value, for example local.lr=0.1", metavar="[a.b=c ...]")
 ]
 GridOverrides = Annotated[
-    list[str] | None,
-    Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]"),
+    list[str] | None, Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]")
 ]
 Planned = Annotated[bool, Option("--plan", help="print the expected cost and stop; trains a few steps")]
 Scaled = Annotated[bool, Option("--scaled", help="lay the file's `scale` settings over it")]
+
+#: Keys of the `report` group that take several values -> their option, to be given once for each value.
+REPEATED = {"columns": "--columns", "ignore": "--ignore", "published": "--published", "figures": "--figure"}
+
+
+def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Verb], Verb]:
+    """Declare options for typer in the place of a verb's `**name`."""
+
+    def declared(verb: Verb) -> Verb:
+        signature = inspect.signature(verb, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        verb.__dict__["__signature__"] = signature.replace(parameters=[*own, *options])
+        return verb
+
+    return declared
+
+
+def reader_options() -> list[inspect.Parameter]:
+    """Return an option for each field of `ReaderOptions`; of a union of types the first one is read."""
+    types, texts = get_type_hints(ReaderOptions), meanings(ReaderOptions)
+    return [
+        _option(option(each.name), each.name, _first(types[each.name]), each.default, texts[each.name], **each.metadata)
+        for each in fields(ReaderOptions)
+    ]
+
+
+def report_options() -> list[inspect.Parameter]:
+    """Return an option for each key of the `report` group, but the nested `metrics`."""
+    keys = {name: key.description for name, key in ReportGroup.model_fields.items() if name != "metrics"}
+    return [
+        _option(REPEATED.get(name, f"--{name}"), name, list[str] if name in REPEATED else str, None, text)
+        for name, text in keys.items()
+    ]
+
+
+def _first(kind: Any) -> Any:
+    return next(iter(get_args(kind)), kind) if type(None) in get_args(kind) else kind
+
+
+def _option(flag: str, name: str, kind: Any, default: object, text: str | None, **bounds: Any) -> inspect.Parameter:
+    annotation = Annotated[kind if default is False else kind | None, Option(flag, help=text, **bounds)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

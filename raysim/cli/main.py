@@ -7,9 +7,8 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -19,19 +18,12 @@ from raysim.base.commands import command
 from raysim.base.errors import ConfigError
 from raysim.base.own_code import refuse_shadows
 from raysim.base.uri import is_uri
-from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled
+from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, reader_options, report_options, with_options
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
-from raysim.cli.terminal import (
-    LiveLine,
-    Progress,
-    command_began,
-    err,
-    out,
-    print_table,
-    run_table,
-)
+from raysim.cli.terminal import LiveLine, Progress, command_began, err, out, print_table, run_table
 from raysim.cli.unexpected import shown_once, told
+from raysim.data.readers.reader_options import ReaderOptions
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -172,6 +164,7 @@ def partition(
 
 
 @app.command()
+@with_options(reader_options())
 def prepare(
     name: Annotated[
         str | None, Argument(help="a data set, or module:function of your own; without it, the known ones are listed")
@@ -183,58 +176,15 @@ def prepare(
     out_dir: Annotated[Path, Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
     again: Annotated[bool, Option("--again", help="convert again, even if the prepared set exists")] = False,
     save_as: Annotated[str | None, Option("--as", help="name of the prepared set, if not NAME")] = None,
-    download: Annotated[bool, Option("--download", help="fetch missing source files into --root")] = False,
-    size: Annotated[int | None, Option(min=1, help="pixels: resize image files, or size of shapes")] = None,
-    count: Annotated[int | None, Option(min=1, help="shapes: number of images")] = None,
-    seed: Annotated[int | None, Option(help="shapes: seed of the drawings")] = None,
-    domains: Annotated[
-        str | None,
-        Option(
-            help="table: the column with each row's domain; text: speakers, files or folders; shapes: number of styles"
-        ),
-    ] = None,
     use_ray: Annotated[bool, Option("--ray", help="decode image files on Ray Data")] = False,
-    resize: Annotated[
-        Literal["crop", "squash"] | None,
-        Option(help="with --size: cut the middle out of an image (crop, the default), or squash it to the square"),
-    ] = None,
-    interpolation: Annotated[
-        Literal["bilinear", "bicubic"] | None, Option(help="with --size: bilinear is the default")
-    ] = None,
-    target: Annotated[
-        str | None, Option(metavar="COLUMN[,COLUMN ...]", help="table: what is predicted; several: labels or numbers")
-    ] = None,
-    task: Annotated[
-        Literal["classes", "labels", "regression"] | None, Option(help="table: where --target does not make it clear")
-    ] = None,
-    drop: Annotated[
-        str | None,
-        Option(metavar="COLUMN[,COLUMN ...]", help="table: columns that are not read, such as a number of rows"),
-    ] = None,
-    missing: Annotated[
-        Literal["drop", "mean", "median", "word"] | None,
-        Option(
-            help="table: drop rows with a missing value; or fill in the mean or median of a column of numbers and the most "
-            "frequent word of a column of words; word: as median, and a missing word is a word of its own"
-        ),
-    ] = None,
-    missing_target: Annotated[
-        Literal["drop"] | None, Option("--missing-target", help="table: drop rows without a target or a domain")
-    ] = None,
-    dates: Annotated[
-        Literal["ymd", "dmy", "mdy"] | None,
-        Option(help="table: read dates as days since 1970-01-01; the order of year, month and day in them"),
-    ] = None,
-    codes: Annotated[bool, Option("--codes", help="table: number words, instead of one column a word")] = False,
-    length: Annotated[int | None, Option(min=1, help="text: characters of a sequence; 80 if not given")] = None,
+    **options: Any,
 ) -> None:
     """Convert a data set to Arrow."""
-    given = locals()  # each field of ReaderOptions is an option of the same name
     from raysim.cli.preparation import prepare_and_print
-    from raysim.data.reader_api import ReaderOptions
 
-    options = ReaderOptions(**{field.name: given[field.name] for field in fields(ReaderOptions)})
-    prepare_and_print(name, words or [], root, out_dir, options, again=again, save_as=save_as, use_ray=use_ray)
+    prepare_and_print(
+        name, words or [], root, out_dir, ReaderOptions(**options), again=again, save_as=save_as, use_ray=use_ray
+    )
 
 
 @app.command()
@@ -278,6 +228,7 @@ def methods(
 
 
 @app.command()
+@with_options(report_options())
 def report(
     paths: Annotated[
         list[str] | None, Argument(help="run directories, folders of run directories, or URIs", metavar="[PATH...]")
@@ -286,35 +237,12 @@ def report(
         Path | None,
         Option("--out", help="folder; by default PATH/report, `report` beside several PATHs, of a URI reports/NAME"),
     ] = None,
-    metric: Annotated[
-        str | None, Option(help="key of summary.json, such as accuracy, or column of progress.csv")
-    ] = None,
-    rows: Annotated[str | None, Option(help="label whose values are the rows, by default method")] = None,
-    columns: Annotated[
-        list[str] | None, Option(help="label whose values are the columns; may be given several times")
-    ] = None,
-    tables: Annotated[
-        list[str] | None,
-        Option("--published", help="published table to compare with, or a recipe with published tables; repeatable"),
-    ] = None,
-    figures: Annotated[list[str] | None, Option("--figure", help="figure to draw; several times")] = None,
-    baseline: Annotated[
-        str | None, Option(help="row that all rows are tested against, and the origin of figure gains")
-    ] = None,
-    against: Annotated[str | None, Option(help="row that is tested against all rows")] = None,
-    gain: Annotated[str | None, Option(help="FLFA: mean gain of rows `X + FLFA`; or label=value of columns")] = None,
-    time: Annotated[str | None, Option(help="row whose time is 1 in a table of relative times")] = None,
-    target: Annotated[
-        str | None, Option(help="accuracy in percent, or a row: rounds, megabytes and seconds until there")
-    ] = None,
-    mode: Annotated[str | None, Option(help="max or min: which values of the metric are better")] = None,
+    **settings: Any,
 ) -> None:
     """Tables, tests and figures of finished runs, with published numbers beside them."""
     from raysim.config import located_path, path_to_write
     from raysim.folders.storage import local_copy, report_folder
 
-    settings = {"metric": metric, "rows": rows, "columns": columns, "published": tables, "figures": figures}
-    settings |= {"baseline": baseline, "against": against, "gain": gain, "time": time, "target": target, "mode": mode}
     folders = [local_copy(path) if is_uri(path) else located_path(Path(path)) for path in paths or []]
     folder = out_dir or report_folder(paths or [])
     show_report(folders, settings, path_to_write(folder) if folder else None)
@@ -324,10 +252,7 @@ def report(
 def status(
     places: Annotated[
         list[str] | None,
-        Argument(
-            metavar="[PLACE...]",
-            help="folders or URIs that hold runs and sweeps, by default runs",
-        ),
+        Argument(metavar="[PLACE...]", help="folders or URIs that hold runs and sweeps, by default runs"),
     ] = None,
 ) -> None:
     """Show how far runs and sweeps are, from their files; changes nothing."""

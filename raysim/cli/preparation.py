@@ -15,7 +15,8 @@ from raysim.cli.terminal import LiveLine, err, out, say
 from raysim.config import path_to_write
 from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
-from raysim.data.reader_api import ParallelMap, ReaderOptions, map_in_threads
+from raysim.data.reader_api import ParallelMap, map_in_threads
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.find import prepare_by_name
 

@@ -7,12 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    create_model,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 

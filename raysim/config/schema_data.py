@@ -69,8 +69,7 @@ class PreprocessGroup(Group):
 class DataGroup(Group):
     name: str = key("digits", "name of the prepared set")
     root: str = key(
-        "data",
-        "folder with prepared sets, relative to RAYSIM_HOME if set, or a URI such as s3://bucket/data",
+        "data", "folder with prepared sets, relative to RAYSIM_HOME if set, or a URI such as s3://bucket/data"
     )
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",

@@ -25,8 +25,7 @@ class ResourcesGroup(Group):
     """A serial run ignores Ray's keys silently, so that a file works with both backends."""
 
     backend: Literal["auto", "ray", "serial"] = key(
-        "auto",
-        "serial: in one process, without Ray; auto: serial if one trainer would do all the work; equal bits",
+        "auto", "serial: in one process, without Ray; auto: serial if one trainer would do all the work; equal bits"
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from raysim.base.own import own_errors, place_of
 from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Raw
 from raysim.data.arrow import PreparedSet, SetInfo, is_prepared, made_once, write_set
+from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions
 from raysim.data.rows import SetRows, damaged, in_batches
 from raysim.folders.files import file_digest
 
@@ -65,64 +66,13 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
 
 
 @dataclass(frozen=True)
-class ReaderOptions:
-    """What a user may ask of a reader; None is the reader's default.
-
-    size: pixels of each side. Image files are brought to such a square with antialiasing: "crop" brings the shorter side to
-    the size and cuts the middle out, "squash" brings both sides to it.
-    domains: how many styles drawn shapes have; "speakers", "files" or "folders" of a text; the column of a table.
-    target, drop: columns of a table, their names with commas between; task, dates, codes: see `readers.table_files`.
-    missing: what becomes of a missing input of a table; missing_target: of a row without a target or a domain.
-    length: of a sequence of a text.
-    """
-
-    size: int | None = None
-    download: bool = False
-    count: int | None = None
-    seed: int | None = None
-    domains: int | str | None = None
-    resize: Literal["crop", "squash"] | None = None
-    interpolation: Literal["bilinear", "bicubic"] | None = None
-    target: str | None = None
-    task: Literal["classes", "labels", "regression"] | None = None
-    drop: str | Sequence[str] | None = None
-    missing: Literal["drop", "mean", "median", "word"] | None = None
-    missing_target: Literal["drop"] | None = None
-    dates: Literal["ymd", "dmy", "mdy"] | None = None
-    codes: bool = False
-    length: int | None = None
-
-    @property
-    def resizing(self) -> str:
-        """What is done to image files, in words; empty: they stay as they are."""
-        way = "squashed" if self.resize == "squash" else "shorter side, the middle cut out"
-        return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
-
-    def of_rows(self, known: Sequence[str]) -> str:
-        """Return the options that decide the rows, as on the command line; empty for defaults.
-
-        Args:
-          known: the options that the reader heeds. Files of images have `resizing` for their size.
-        """
-        names = ["target", "task", "drop", "missing", "missing_target", "dates", "length", "count", "seed", "domains"]
-        names += ["size"] * ("resize" not in known)
-        words = [f"{option(name)} {value}" for name in names if (value := getattr(self, name)) is not None]
-        return " ".join(words + ["--codes"] * self.codes)
-
-
-def option(name: str) -> str:
-    """A field of `ReaderOptions` as it is written on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
-@dataclass(frozen=True)
 class Request:
     """One preparation. origin: who publishes the files; parallel_map: how images are decoded; mode: "RGB", or "L" for grey."""
 
     name: str
     origin: str = ""
     files: Path | None = None
-    options: ReaderOptions = ReaderOptions()
+    options: ReaderOptions = DEFAULTS
     parallel_map: ParallelMap = map_in_threads
     mode: str = "RGB"
 

@@ -34,14 +34,14 @@ from raysim.base.errors import DataError, did_you_mean, explained
 from raysim.base.texts import name_fault
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, SETS, checked, own_folder
-from raysim.data.reader_api import Contents, ParallelMap, ReaderOptions, Request, files_checksum, map_in_threads, option
+from raysim.data.reader_api import Contents, ParallelMap, Request, files_checksum, map_in_threads
 from raysim.data.readers import arrays, table_files, table_sets, text_files, trees
 from raysim.data.readers.leaf import read_leaf
+from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions, option
 from raysim.data.readers.shapes import read_shapes
 from raysim.data.rows import SetRows
 from raysim.folders.filesystems import FAILURES, remote_folder
 
-DEFAULTS = ReaderOptions()
 OnProgress = Callable[[str, int, int | None], None]  # what is being done, how many are done, how many in all if known
 
 

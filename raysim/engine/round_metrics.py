@@ -137,10 +137,7 @@ def _per_client(weight: Tensor | RightMap) -> np.ndarray:
 
 
 def evaluation(
-    scores: Mapping[str, Score],
-    sizes: FederationSizes,
-    metrics: Mapping[str, Metric],
-    task: Task = CLASSES,
+    scores: Mapping[str, Score], sizes: FederationSizes, metrics: Mapping[str, Metric], task: Task = CLASSES
 ) -> tuple[dict[str, float], np.ndarray | None]:
     """Return all metrics of a global model, and the confusion matrix of the test set, if any.
 

@@ -327,12 +327,7 @@ def _begun(
 
 
 def _take_steps(
-    trainer: Trainer,
-    current: Round,
-    client: int,
-    examples: Examples,
-    step: ClientStep,
-    done: Trained | None = None,
+    trainer: Trainer, current: Round, client: int, examples: Examples, step: ClientStep, done: Trained | None = None
 ) -> tuple[int, float]:
     """A client's local steps from where the model is: see `train_locally`. done: they were taken in a stack."""
     phase, model = current.phase, trainer.model

@@ -113,11 +113,7 @@ def _called(metric: ReportMetric) -> str:
 
 
 def _heat(
-    axes: Axes,
-    rows: Sequence[str],
-    columns: Sequence[Column],
-    gains: Mapping[Place, Effect],
-    metric: ReportMetric,
+    axes: Axes, rows: Sequence[str], columns: Sequence[Column], gains: Mapping[Place, Effect], metric: ReportMetric
 ) -> None:
     """Cells with their numbers, the better ones blue, the worse red; grey where there is none, bold where it is certain."""
     values = {place: effect.mean for place, effect in gains.items()}

@@ -19,16 +19,7 @@ from raysim.base.texts import all_visible, number
 from raysim.config import Config, read_config
 from raysim.config.sweep import grid
 from raysim.folders.run_folder import FREE_KEYS, RunFolder, written_yaml
-from raysim.reporting.published import (
-    FOLDER,
-    Label,
-    Published,
-    canonical,
-    is_network,
-    is_set,
-    match,
-    published,
-)
+from raysim.reporting.published import FOLDER, Label, Published, canonical, is_network, is_set, match, published
 
 #: Groups and keys that say where and how a run is made, and not what it is.
 ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}

@@ -15,13 +15,7 @@ from raysim.training.inputs import same_form
 
 
 def noise(
-    images: Tensor,
-    *,
-    client: int,
-    num_clients: int,
-    generator: torch.Generator,
-    std: float = 0.1,
-    anew: bool = False,
+    images: Tensor, *, client: int, num_clients: int, generator: torch.Generator, std: float = 0.1, anew: bool = False
 ) -> Tensor:
     """Gaussian noise with deviation std * client / (num_clients - 1), growing with the client's number.
 

@@ -238,14 +238,7 @@ class _Watch(tune.Callback):
       num_done: how many trials of the sweep were finished before.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        waiting: Sequence[SweepTrial],
-        listener: Listener,
-        *,
-        num_done: int = 0,
-    ):
+    def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], listener: Listener, *, num_done: int = 0):
         self._sweep, self._say, self._show, self._copy = sweep, listener.say, listener.show, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}

@@ -6,9 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.own_folder import (
-    write_files,
-)
+from tests.support.own_folder import write_files
 
 
 @pytest.fixture

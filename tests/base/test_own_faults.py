@@ -6,10 +6,7 @@ import pytest
 
 import raysim
 from raysim.base.errors import ConfigError, RaysimError
-from tests.support.own_folder import (
-    command,
-    write_files,
-)
+from tests.support.own_folder import command, write_files
 
 
 @pytest.mark.slow

@@ -49,12 +49,7 @@ def configuration(root: Path, model: str, num_trainers: int, rounds: int) -> dic
         "name": "large",
         "storage": str(root / "runs"),
         "rounds": rounds,
-        "data": {
-            "name": "bench",
-            "root": str(root / "data"),
-            "test": test,
-            "validation": 0.0,
-        },
+        "data": {"name": "bench", "root": str(root / "data"), "test": test, "validation": 0.0},
         "partition": {"scheme": "iid", "num_clients": num_trainers},
         "model": MODELS[model],
         "local": {"steps": 1, "batch_size": 2, "lr": 0.01},

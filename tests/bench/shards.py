@@ -28,11 +28,7 @@ from raysim.data.sources import set_path
 OBJECT_STORE_MB = 100
 
 #: Images, their shape, clients: many small clients, large images in few clients, and more shard files than anybody has.
-SETS = {
-    "W": (60_000, (32, 32, 3), 1000),
-    "large": (20_000, (224, 224, 3), 100),
-    "many": (200_000, (8, 8, 3), 100_000),
-}
+SETS = {"W": (60_000, (32, 32, 3), 1000), "large": (20_000, (224, 224, 3), 100), "many": (200_000, (8, 8, 3), 100_000)}
 
 
 def main() -> None:

@@ -99,19 +99,11 @@ def nested(path, value):
             "resources.trainers",
             "has min 3 above max 2; exchange them",
         ),
-        (
-            {"resources": {"gpus_per_trainer": "x"}},
-            "resources.gpus_per_trainer",
-            "must be a valid number, unable",
-        ),
+        ({"resources": {"gpus_per_trainer": "x"}}, "resources.gpus_per_trainer", "must be a valid number, unable"),
         ({"partition": {"scheme": {"a": 1}}}, "partition.scheme.a", "has the wrong form, got 'a'"),
         ({"data": {"channels": 4}}, "data.channels", "must be 3, got 4 (3: grey"),
         ({"name": "a b"}, "name", "has the wrong form, got 'a b' (run name: letters, digits"),
-        (
-            {"rounds": "many"},
-            "rounds",
-            "must be a valid integer, unable to parse string",
-        ),
+        ({"rounds": "many"}, "rounds", "must be a valid integer, unable to parse string"),
     ],
 )
 def test_a_value_of_another_kind_is_told_what_the_key_takes(raw, key, words):

@@ -15,7 +15,7 @@ from raysim.cli.main import app
 from raysim.data import sources
 from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS, Facts, own_folder
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare, set_path
 from tests.support.image_sets import class_tree
 
@@ -101,11 +101,7 @@ def test_other_pixels_are_another_release_unless_they_were_asked_for(halves, tmp
         prepare("folder", tmp_path / "out", halves, save_as="cifar10")
     assert prepare(
         "folder", tmp_path / "out", halves, save_as="cifar10", options=sources.ReaderOptions(size=8)
-    ).shape == (
-        8,
-        8,
-        3,
-    )
+    ).shape == (8, 8, 3)
 
 
 def test_set_of_another_name_is_not_checked(halves, tmp_path):

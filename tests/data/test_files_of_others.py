@@ -15,7 +15,7 @@ from PIL import Image
 from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet, describe, write_set
 from raysim.data.preprocess import make_preprocess
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.rows import record_of
 from raysim.data.sources import prepare
 from tests.fuzz.verdicts import limited

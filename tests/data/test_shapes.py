@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raysim.base.errors import DataError
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.readers.shapes import PIXEL_BYTES, SHAPES, STYLES, draw, shape_batches
 from raysim.data.sources import prepare
 from tests.support.image_sets import prepared

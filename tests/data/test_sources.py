@@ -18,7 +18,7 @@ from raysim.base.errors import ConfigError, DataError
 from raysim.cli.main import app
 from raysim.data import reader_api, sources
 from raysim.data.arrow import PreparedSet
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.readers.shapes import draw
 from raysim.data.rows import in_batches
 from raysim.data.sources import SOURCES, prepare, set_path

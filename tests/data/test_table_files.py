@@ -14,7 +14,7 @@ from raysim.cli.main import app
 from raysim.data import sources
 from raysim.data.arrow import PreparedSet
 from raysim.data.facts import FACTS
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare, set_path
 from raysim.plan.check import check
 from tests.support.image_sets import prepared
@@ -178,11 +178,7 @@ def test_train_and_test_files_are_the_official_split_and_training_rows_are_fitte
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        (
-            "train.csv",
-            "age,job,y\n10,clerk,a\n20,clerk,b\n",
-            r"a missing value in .*test\.csv, column 'age', row 2",
-        ),
+        ("train.csv", "age,job,y\n10,clerk,a\n20,clerk,b\n", r"a missing value in .*test\.csv, column 'age', row 2"),
         (
             "train.csv",
             "age,job,y,town\n10,clerk,a,Ulm\n",

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 import raysim
 from raysim.base.errors import DataError
 from raysim.cli.main import app
-from raysim.data.reader_api import ReaderOptions
 from raysim.data.readers import text_files
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare, set_path
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check

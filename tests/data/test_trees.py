@@ -12,7 +12,7 @@ from PIL import Image
 from raysim.base.errors import DataError
 from raysim.data import reader_api
 from raysim.data.arrow import describe
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare
 from tests.support.image_sets import class_tree, pixels, prepared, same, save_png
 

@@ -64,16 +64,8 @@ def augmented(factor):
     ("methods", "groups", "words"),
     [
         ([], augmented(1e39), "its inputs, at local step 1: look at the augmentation, or"),
-        (
-            [],
-            augmented(3e38),
-            "its loss, at local step 1: look at the model, at the size of its inputs",
-        ),
-        (
-            [],
-            {"model": {**OWN, "act": "log"}},
-            "its loss, at local step 1: look at the model",
-        ),
+        ([], augmented(3e38), "its loss, at local step 1: look at the model, at the size of its inputs"),
+        ([], {"model": {**OWN, "act": "log"}}, "its loss, at local step 1: look at the model"),
         ([], {"model": {**OWN, "act": "root"}}, r"its gradient of fc\.weight, at local step 1: look for a derivative"),
         (
             ["fedprox", f"{HERE}:loss_of_nan"],

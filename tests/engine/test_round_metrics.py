@@ -17,7 +17,7 @@ from raysim.base.errors import ConfigError
 from raysim.config import StopGroup
 from raysim.core.layout import layout_of
 from raysim.data.arrow import PreparedSet, write_set
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.readers.shapes import STYLES
 from raysim.data.rows import in_batches
 from raysim.data.sources import prepare, set_path

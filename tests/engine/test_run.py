@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from raysim.base.errors import ClientError, RaysimError, RunExists
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare
 from tests.support.federations import plan_of, run
 from tests.support.runs import a_plan, quietly, rows_of, stopped_after

@@ -18,7 +18,7 @@ from PIL import Image
 
 import raysim
 from raysim.base.errors import RaysimError
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare
 from raysim.models import ModelSpec, build_model
 from raysim.plan.check import check

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raysim.data.arrow import PreparedSet
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare, set_path
 
 #: Ways to write a number: name -> text. Those of PLAIN are numbers to every reader, the others to some.

@@ -13,13 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from methods.agreement import (
-    agreeing_weights,
-    cosines_of,
-    tensor_cosines,
-    update_agreement,
-    weights_from_agreements,
-)
+from methods.agreement import agreeing_weights, cosines_of, tensor_cosines, update_agreement, weights_from_agreements
 from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from tests.support.federations import plan_of, run, server_on

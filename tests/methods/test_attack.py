@@ -22,11 +22,7 @@ from tests.twins.federation import assert_close
 
 #: Share of the attackers in the rounds below, and those of them that are in the cohort.
 SHARE, BAD = 0.25, [5, 8]
-STEADY = {
-    "partition": {"scheme": "iid", "num_clients": 6},
-    "cohort": {"size": 6},
-    "local": {"epochs": 3, "lr": 0.3},
-}
+STEADY = {"partition": {"scheme": "iid", "num_clients": 6}, "cohort": {"size": 6}, "local": {"epochs": 3, "lr": 0.3}}
 DIRECTIONS = ("std", "unit", "sign")
 
 
@@ -125,11 +121,7 @@ def _options_alone(value):
         ("alie", {}, lambda honest: twins.alie(honest, 2)),
         ("alie", {"z": 1.5}, lambda honest: twins.alie(honest, 2, 1.5)),
         ("ipm", {"scale": 0.3}, lambda honest: twins.ipm(honest, 0.3)),
-        (
-            "min_sum",
-            {"as_in": "release"},
-            lambda honest: twins.largest_hidden(honest, "min_sum", "std", min)[0],
-        ),
+        ("min_sum", {"as_in": "release"}, lambda honest: twins.largest_hidden(honest, "min_sum", "std", min)[0]),
         *(
             (kind, {"direction": p}, lambda honest, kind=kind, p=p: twins.largest_hidden(honest, kind, p)[0])
             for kind in ("min_max", "min_sum")
@@ -307,11 +299,7 @@ def test_an_attack_has_no_option_that_hangs_on_another(name):
     ("name", "options", "words"),
     [
         ("label_flip", {"target": 10, "share": 1.0}, "target 10 is none of the 10 classes"),
-        (
-            "backdoor",
-            {"trigger": 9, "share": 1.0},
-            r"a patch of 9 x 9 does not fit inputs of shape \(8, 8, 1\)",
-        ),
+        ("backdoor", {"trigger": 9, "share": 1.0}, r"a patch of 9 x 9 does not fit inputs of shape \(8, 8, 1\)"),
         ("sign_flip", {"share": 0.01}, "0.01 of 12 clients is nobody; raise share"),
         ("sign_flip", {"from_round": 3}, "from_round 3 is behind the last round, 2: nobody would attack"),
     ],

@@ -41,12 +41,7 @@ NETWORK = torch.nn.Sequential(torch.nn.Linear(12, 10), torch.nn.Linear(10, 7))
 LAYOUT, HALF = layout_of(NETWORK, head="1"), layout_of(NETWORK, head="1", shared=["0.weight", "0.bias"])
 SIZE = LAYOUT.num_params
 
-METHODS = {
-    "top_k": top_k(share=0.1),
-    "random_k": random_k(share=0.1),
-    "sign": sign(),
-    "power_sgd": power_sgd(rank=1),
-}
+METHODS = {"top_k": top_k(share=0.1), "random_k": random_k(share=0.1), "sign": sign(), "power_sgd": power_sgd(rank=1)}
 #: Without a memory: unbiased, or one vote.
 FORGETFUL = {
     "random_k": random_k(share=0.1, error_feedback=False),

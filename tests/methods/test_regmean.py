@@ -104,8 +104,7 @@ def test_rounding_is_not_inverted_where_inputs_lie_in_a_hyperplane(size):
 
 
 @pytest.mark.parametrize(
-    ("norm", "options"),
-    [("none", {}), ("batch", {"shrink": 1.0}), ("none", {"as_in": "fed-mammoth"})],
+    ("norm", "options"), [("none", {}), ("batch", {"shrink": 1.0}), ("none", {"as_in": "fed-mammoth"})]
 )
 def test_a_round_matches_the_formula_on_naive_clients(norm, options, root):
     plan = plan_of(root, [{"regmean": options}], cohort={"size": 4}, data=FEW, model={"norm": norm})

@@ -155,10 +155,7 @@ def test_rules_hold_off_clients_that_turn_around_which_fedavg_does_not(root):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (
-            ["fedvg", "coordinate_median"],
-            "fedvg cannot run beside coordinate_median because of its `weigh`: every",
-        ),
+        (["fedvg", "coordinate_median"], "fedvg cannot run beside coordinate_median because of its `weigh`: every"),
         (["krum", "fedvg"], "krum and fedvg both decide weights"),
         (["coordinate_median", {"trimmed_mean": {}}], "both decide merge: drop one"),
         (["norm_bounding", "krum"], "put krum before norm_bounding"),

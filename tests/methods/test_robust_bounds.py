@@ -310,11 +310,7 @@ def test_dnc_leaves_out_who_stands_out_where_all_differ_most():
 @pytest.mark.parametrize(
     ("method", "count", "words"),
     [
-        (
-            {"krum": {"attackers": 1}},
-            4,
-            "krum with f = 1 needs the updates of 5 clients at least, got 4 in round 5",
-        ),
+        ({"krum": {"attackers": 1}}, 4, "krum with f = 1 needs the updates of 5 clients at least, got 4 in round 5"),
         ({"krum": {"attackers": 0, "select": 5}}, 4, "Raise cohort.size, or lower attackers or select"),
         ({"bulyan": {"attackers": 1}}, 6, "bulyan with f = 1 needs the updates of 7 clients"),
         ("trimmed_mean", 2, "cuts off 1 at each end, needs the updates of 3 clients at least, got 2"),

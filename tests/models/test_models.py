@@ -11,10 +11,7 @@ from typer.testing import CliRunner
 
 from raysim.base.errors import ConfigError
 from raysim.cli.main import app
-from raysim.models import (
-    build_model,
-    try_model,
-)
+from raysim.models import build_model, try_model
 from tests.support.federations import raw_config
 from tests.support.models import TINY, batch_of, faults_of, spec_of
 

@@ -12,11 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from raysim.base.errors import ModelError
-from raysim.models import (
-    ModelSpec,
-    build_model,
-    try_model,
-)
+from raysim.models import ModelSpec, build_model, try_model
 from tests.support.federations import plan_of, raw_config, run
 from tests.support.models import faults_of, spec_of
 

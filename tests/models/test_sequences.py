@@ -234,10 +234,7 @@ def test_inputs_that_a_model_cannot_read_are_one_sentence(name, inputs, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("gpt", {"dim": 9, "heads": 2}, "dim must be a multiple of heads"),
-    ],
+    ("name", "options", "words"), [("gpt", {"dim": 9, "heads": 2}, "dim must be a multiple of heads")]
 )
 def test_options_that_fit_no_input_are_refused(name, options, words):
     with pytest.raises(ConfigError, match=words):

@@ -11,10 +11,7 @@ import torchvision
 from torch import nn
 
 from raysim.base.errors import ConfigError
-from raysim.models import (
-    build_model,
-    head_of,
-)
+from raysim.models import build_model, head_of
 from raysim.models.from_torchvision import SMALL_STAGES
 from raysim.reporting.published import FOLDER as PUBLISHED
 from tests.support.models import batch_of, layout, spec_of

@@ -13,13 +13,7 @@ from torch import nn
 
 from raysim.core.layout import integer_buffers
 from raysim.core.method import Batch
-from raysim.models import (
-    MODELS,
-    build_model,
-    from_torchvision,
-    head_of,
-    try_model,
-)
+from raysim.models import MODELS, build_model, from_torchvision, head_of, try_model
 from raysim.models.registry import prefers_channels_last
 from raysim.training.tasks import cross_entropy
 from tests.support.federations import plan_of, run

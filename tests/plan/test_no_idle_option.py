@@ -344,8 +344,7 @@ DEAR = [name for name in METHODS if len(choices_of(name)) * len(dict(probes_of(n
 
 
 @pytest.mark.parametrize(
-    "method",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in METHODS if probes_of(name)],
+    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in METHODS if probes_of(name)]
 )
 def test_an_option_of_a_method_changes_the_run_or_is_refused(root, method):
     """Alone, and beside values of each other option."""

@@ -49,10 +49,7 @@ def noisy(images, *, factor: float = 1.0):
             {"data": {"preprocess": {"resize": 10**6}}},
             r"data\.preprocess: an image of shape .* lower data\.preprocess\.resize",
         ),
-        (
-            {"model": {"name": f"{__name__}:net", "factor": 1e39}},
-            "returns logits that are not finite",
-        ),
+        ({"model": {"name": f"{__name__}:net", "factor": 1e39}}, "returns logits that are not finite"),
         (
             {"data": {"augment": {f"{__name__}:noisy": {"factor": 1e39}}}},
             r"data\.augment: .*images that are not finite",

@@ -16,7 +16,7 @@ import yaml
 from raysim.config import parse_config
 from raysim.config.overlays import layered
 from raysim.config.sweep import Trial, grid
-from raysim.data.reader_api import ReaderOptions
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare
 from raysim.folders.run_folder import RunFolder
 from raysim.models import find_architecture

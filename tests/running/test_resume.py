@@ -34,10 +34,7 @@ ROWS = [
     (WEIGHTS, "ConfigError: model.pretrained: the weights changed"),
     ({**DATA, **WEIGHTS}, "ConfigError: data: the set changed"),
     ({**DATA, **LR}, "ConfigError: local.lr: is 0.2"),
-    (
-        {**MORE, "depends_on_length": "local.schedule"},
-        "ConfigError: rounds: the unfinished run in runs/a has 4 rounds",
-    ),
+    ({**MORE, "depends_on_length": "local.schedule"}, "ConfigError: rounds: the unfinished run in runs/a has 4 rounds"),
     (FINISHED, "show"),
     ({**FINISHED, **MORE}, "extend"),
     ({**FINISHED, **FEWER}, "RunExists: run 'a' is finished"),
@@ -70,14 +67,7 @@ def test_row_of_the_table(found, expected):
 
 def test_nothing_is_begun_over_a_run_and_nothing_finished_goes_on_unasked():
     """Every combination of a few facts: what is there is never overwritten."""
-    facts = (
-        [{}, FINISHED],
-        [{}, MORE, FEWER],
-        [{}, OTHER_STOP],
-        [{}, {"goes_on": True}],
-        [{}, LR],
-        [{}, DATA],
-    )
+    facts = ([{}, FINISHED], [{}, MORE, FEWER], [{}, OTHER_STOP], [{}, {"goes_on": True}], [{}, LR], [{}, DATA])
     for chosen in itertools.product(*facts):
         found = {key: value for fact in chosen for key, value in fact.items()}
         got = answer(RunState(**{**vars(HERE), **found}))

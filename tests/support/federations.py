@@ -69,14 +69,7 @@ def raw_config(root: Path, methods=(), **groups) -> dict:
 
 #: A two-block transformer with adapters, trained as LIVAR trains.
 LORA_VIT = {"name": "vit", "dim": 16, "depth": 2, "heads": 2, "patch": 4, "lora": {"rank": 4}}
-ADAMW = {
-    "lr": 0.005,
-    "epochs": 1,
-    "batch_size": 16,
-    "optimizer": "adamw",
-    "weight_decay": 0.1,
-    "max_grad_norm": 1.0,
-}
+ADAMW = {"lr": 0.005, "epochs": 1, "batch_size": 16, "optimizer": "adamw", "weight_decay": 0.1, "max_grad_norm": 1.0}
 
 
 def lora_plan(root: Path, methods=(), *, model=(), local=(), **groups) -> Plan:

@@ -11,12 +11,7 @@ from torch import nn
 from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.method import Batch
-from raysim.models import (
-    ModelSpec,
-    build_skeleton,
-    find_architecture,
-    head_of,
-)
+from raysim.models import ModelSpec, build_skeleton, find_architecture, head_of
 from raysim.plan.check import check
 from raysim.training.model import BoundModel
 

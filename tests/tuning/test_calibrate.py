@@ -190,11 +190,7 @@ def test_livar_runs_with_the_table_of_the_yaml_that_a_calibration_writes(calibra
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("t.json", "'released', 'paper'"),
-        ({"table": [[1, 2], [3, 4]]}, "3 rows of 3 numbers"),
-    ],
+    ("content", "words"), [("t.json", "'released', 'paper'"), ({"table": [[1, 2], [3, 4]]}, "3 rows of 3 numbers")]
 )
 def test_malformed_tables_are_one_fault_each(content, words, root):
     with pytest.raises(ConfigError) as caught:

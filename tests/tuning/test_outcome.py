@@ -11,9 +11,7 @@ from raysim.base.errors import ConfigError
 from raysim.cli.printing import show_sweep
 from raysim.tuning import trial as trial_module
 from raysim.tuning.outcome import Outcome, outcome, ranked, write_results
-from tests.support.sweeps import (
-    a_sweep,
-)
+from tests.support.sweeps import a_sweep
 
 
 def test_trials_are_compared_by_the_accuracy_at_the_best_validation(root, tmp_path, monkeypatch):
@@ -59,10 +57,7 @@ def test_trials_without_a_finite_score_rank_last(root, tmp_path):
 
 def test_losses_are_better_when_small(root, tmp_path):
     space = {"seed": {"grid_search": [0, 1]}}
-    for tune, first in (
-        ({"metric": "server/loss"}, "seed=0"),
-        ({"metric": "server/accuracy"}, "seed=1"),
-    ):
+    for tune, first in (({"metric": "server/loss"}, "seed=0"), ({"metric": "server/accuracy"}, "seed=1")):
         sweep = a_sweep(root, tmp_path, space, tune)
         outcomes = {trial.name: Outcome("completed", {}, number / 10) for number, trial in enumerate(sweep.trials)}
         assert ranked(sweep, outcomes)[0].name == first

@@ -13,10 +13,7 @@ from raysim.tuning.outcome import outcome, write_results
 from raysim.tuning.plan import plan_sweep, read_sweep
 from tests.fuzz.own_code import plain_metric
 from tests.support.federations import raw_config
-from tests.support.sweeps import (
-    METHODS,
-    a_sweep,
-)
+from tests.support.sweeps import METHODS, a_sweep
 
 
 def test_command_line_makes_grids_and_narrows_axes(tmp_path):
@@ -85,10 +82,7 @@ def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
         ({"param_space": {"local.lr": {"loguniform": [0, 1]}}}, "tune.param_space.local.lr"),
         ({"param_space": {"local.lr": {"uniform": [0]}}}, "uniform takes two numbers, [lower, upper], got [0]"),
         *(
-            (
-                {"param_space": {"local.lr": {name: [9, 3]}}},
-                "`low <= high`",
-            )
+            ({"param_space": {"local.lr": {name: [9, 3]}}}, "`low <= high`")
             for name in ("uniform", "log_uniform", "randint", "log_randint")
         ),
         ({"param_space": {"local.lr": {"loguniform": [-1, 1]}}}, "`low > 0`"),

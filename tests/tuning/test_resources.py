@@ -8,10 +8,7 @@ import pytest
 
 from raysim.base.errors import ConfigError
 from raysim.tuning.resources import bundles_of, check_room
-from tests.support.sweeps import (
-    a_sweep,
-    run,
-)
+from tests.support.sweeps import a_sweep, run
 
 
 def test_bundles_come_from_each_trials_own_configuration(root, tmp_path):

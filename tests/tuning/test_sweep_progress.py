@@ -9,9 +9,7 @@ import pytest
 from raysim.base.progress import Listener, clock
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning.driver import MOST_LINES, _Watch
-from tests.support.sweeps import (
-    a_sweep,
-)
+from tests.support.sweeps import a_sweep
 
 pytestmark = pytest.mark.ray
 

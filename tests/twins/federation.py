@@ -104,10 +104,7 @@ class Naive:
         model.train()
         rows = self.plan.manifest.clients[client]
         optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=self.lr(round_index),
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
+            model.parameters(), lr=self.lr(round_index), momentum=local.momentum, weight_decay=local.weight_decay
         )
         generator = torch_generator(derive_seed(self.config.seed, "batches", round_index, client))
         anchor = [p.detach().clone() for p in model.parameters()]

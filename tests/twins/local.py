@@ -181,9 +181,7 @@ class FedSol(NaiveLocal):
                         step = step * far / far.pow(2).sum(0, keepdim=True).sqrt().clamp_min(1e-12)
                     p.add_(step)
         for p, g in zip(
-            model.parameters(),
-            torch.autograd.grad(F.cross_entropy(other(x), y), list(other.parameters())),
-            strict=True,
+            model.parameters(), torch.autograd.grad(F.cross_entropy(other(x), y), list(other.parameters())), strict=True
         ):
             p.grad = g
 
@@ -276,10 +274,9 @@ class Feedback(NaiveLocal):
 
         def forward(x):
             own = layer.weight.detach()
-            factor = {
-                "none": lambda: 1.0,
-                "layer": lambda: own.pow(2).sum().sqrt() / base.pow(2).sum().sqrt(),
-            }[self.scale]()
+            factor = {"none": lambda: 1.0, "layer": lambda: own.pow(2).sum().sqrt() / base.pow(2).sum().sqrt()}[
+                self.scale
+            ]()
             return stop_gradient_feedback(layer, x, base * factor)
 
         layer.forward = forward

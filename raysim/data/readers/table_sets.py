@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from raysim.base.reading import regular_file
-from raysim.data.reader_api import Contents, ReaderOptions, Request, need
+from raysim.data.reader_api import Contents, Request, need
+from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.readers.table_files import TableRows, csv_frame, table_contents
 from raysim.data.rows import damaged
 

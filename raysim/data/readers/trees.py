@@ -21,13 +21,14 @@ import pyarrow.compute as pc
 
 from raysim.base.errors import DataError, explained
 from raysim.base.reading import read_json, regular_file
-from raysim.data.reader_api import PARTS, Contents, ReaderOptions, Request, need, numbered, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
+from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions
 from raysim.data.rows import SetRows, batch_rows, check_range, damaged
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
-AS_THEY_ARE = ReaderOptions()
+
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
 
 
@@ -230,7 +231,7 @@ def decode(
     sources: Sequence[str | bytes],
     *,
     names: Sequence[str] = (),
-    options: ReaderOptions = AS_THEY_ARE,
+    options: ReaderOptions = DEFAULTS,
     shape: tuple[int, ...] = (),
     mode: str = "RGB",
 ) -> np.ndarray:

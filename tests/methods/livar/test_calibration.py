@@ -10,15 +10,7 @@ import pytest
 import torch
 
 from methods.livar import livar
-from methods.livar.calibration import (
-    SMALLEST,
-    Explanation,
-    curve,
-    explain,
-    quantile_ranks,
-    rows_of_run,
-    table_from,
-)
+from methods.livar.calibration import SMALLEST, Explanation, curve, explain, quantile_ranks, rows_of_run, table_from
 from methods.livar.importance import CUTS, TABLES, plain_table, raw_coefficients, table_of
 from methods.livar.regression import gram, target_coefficients
 
@@ -151,8 +143,7 @@ def test_planted_table_comes_back():
     first = rows[rows.run == "0"]
     importance = torch.from_numpy(first[["importance_a", "importance_b"]].to_numpy().reshape(10, 24, 2))
     assert torch.equal(
-        raw_coefficients(importance, table_of(table.tolist())).flatten(),
-        torch.from_numpy(table[tuple(bins[:240].T)]),
+        raw_coefficients(importance, table_of(table.tolist())).flatten(), torch.from_numpy(table[tuple(bins[:240].T)])
     )
 
 
