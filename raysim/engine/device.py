@@ -9,12 +9,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from raysim.core.method import Batch
 from raysim.data.federation import Federation
 from raysim.engine.messages import Slice, readonly_tensor
-from raysim.training.inputs import Examples, Transform, passes
+from raysim.training.inputs import Examples, Transform, passes, sent
 from raysim.training.shift import Shift
 
 #: What the exact sum needs and Apple's GPUs lack.
@@ -136,12 +135,7 @@ class DeviceData:
         return self._ready[batch_size]
 
     def _examples(self, inputs: np.ndarray, targets: np.ndarray) -> Examples:
-        return Examples(self._moved(inputs), self._moved(targets))
-
-    def _moved(self, array: np.ndarray) -> Tensor:
-        """The array on the device: pinned and copied once, while the host goes on."""
-        tensor = readonly_tensor(array)
-        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
+        return Examples(sent(readonly_tensor(inputs), self._device), sent(readonly_tensor(targets), self._device))
 
 
 def scoring_batch(entries: int) -> int:

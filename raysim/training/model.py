@@ -89,6 +89,12 @@ class BoundModel:
         for name, buffer in self.counters.items():
             buffer.fill_((counters or {}).get(name, 0))
 
+    def counts(self) -> dict[str, int]:
+        """Return the integer counters, read from the device at once."""
+        if not self.counters:
+            return {}
+        return dict(zip(self.counters, torch.stack([*self.counters.values()]).long().tolist(), strict=True))
+
     @contextmanager
     def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Run the module with replaced parameters of any compatible shape."""

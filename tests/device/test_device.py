@@ -11,6 +11,7 @@ import torch
 from raysim.base.errors import RaysimError
 from raysim.core.method import Method
 from raysim.engine.simulation import Stopped
+from raysim.engine.trainer import Trainer
 from raysim.plan.check import check
 from raysim.running.runner import execute
 from raysim.training import local
@@ -98,9 +99,18 @@ def test_a_resumed_run_has_the_bits_of_one_run_through(root, tmp_path, on_device
     assert environment["machine"]["gpus"] == ["a device of the tests"]
 
 
-@pytest.mark.parametrize("augment", ["none", "cifar"])
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "flfa", "univarfl", "moon"])
-def test_nothing_waits_for_the_device_between_the_first_and_the_last_step(name, augment, root, rounds_on, monkeypatch):
+#: Groups beside which no method waits.
+LOOPS = {
+    "plain": {},
+    "augmentation": {"data": {"augment": "cifar", "normalise": "half"}},
+    "resizing and bfloat16": {"data": {"resize": 12}, "local": {"precision": "bfloat16"}},
+    "momentum and clipping": {"local": {"momentum": 0.9, "weight_decay": 1e-3, "max_grad_norm": 0.5}},
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "flfa", "univarfl", "moon", "fedsol"])
+def test_nothing_waits_for_the_device_between_the_first_and_the_last_step(name, loop, root, rounds_on, monkeypatch):
     waits, local_step = [], local.local_step
 
     def counted(*given):
@@ -115,10 +125,28 @@ def test_nothing_waits_for_the_device_between_the_first_and_the_last_step(name, 
         return call
 
     monkeypatch.setattr(local, "local_step", counted)
-    plan = plan_of(root, CNN_CASES[name], data={"augment": augment}, local={"epochs": 2}, rounds=2)
-    rounds_on("other", plan)
+    groups = {**LOOPS[loop], "local": {"epochs": 2, **LOOPS[loop].get("local", {})}}
+    rounds_on("other", plan_of(root, CNN_CASES[name], **groups, rounds=2))
     assert sum(map(len, waits)) > 2 * len(waits) > 0  # some clients take several steps
     assert {counts[-1] - counts[0] for counts in waits} == {0}
+
+
+def test_a_client_waits_three_times_and_sends_its_images_once(root, rounds_on, monkeypatch):
+    """For its loss, its update and the largest entries of the update; BatchNorm's counters are a fourth."""
+    clients, train = [], Trainer._train_client
+
+    def counted(trainer, *given):
+        waits, sent = OtherDevice.waits, len(OtherDevice.sent)
+        report, kept = train(trainer, *given)
+        images = [shape[0] for dtype, shape, _ in OtherDevice.sent[sent:] if dtype == torch.uint8]
+        clients.append((OtherDevice.waits - waits, images == report.num_examples.tolist()))
+        return report, kept
+
+    monkeypatch.setattr(Trainer, "_train_client", counted)
+    for norm, waits in {"none": 3, "batch": 4}.items():
+        clients.clear()
+        rounds_on("other", plan_of(root, model={"norm": norm}, local={"epochs": 2}, rounds=2))
+        assert set(clients) == {(waits, True)}
 
 
 SLIPS = {
