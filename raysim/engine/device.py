@@ -10,23 +10,33 @@ from functools import partial
 import numpy as np
 import torch
 
+from raysim.base.errors import Fault, refuse
 from raysim.core.method import Batch
 from raysim.data.federation import Federation
 from raysim.engine.messages import Slice, readonly_tensor
 from raysim.training.inputs import Examples, Transform, passes, sent
 from raysim.training.shift import Shift
 
-#: What the exact sum needs and Apple's GPUs lack.
+#: Devices without float64, in which FedVG and other methods measure.
 WITHOUT_FLOAT64 = ("mps",)
 
 
-def accelerator() -> str:
-    """Return the type of the training device: "cuda" (also AMD's cards), "xpu" ...; "cpu" without an accelerator.
+def accelerator(wanted: str = "auto") -> str:
+    """Return the type of the training device: "cuda" (also AMD's cards), "xpu", "mps", or "cpu".
 
-    Apple's GPUs ("mps") have no float64, which updates are summed in: there trainers use the CPU.
+    Args:
+      wanted: a type, or "auto": this machine's accelerator if it has float64, else "cpu".
+    Raises:
+      ConfigError: this machine has no such device.
     """
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "cpu" if device is None or device.type in WITHOUT_FLOAT64 else device.type
+    there = "cpu" if device is None else device.type
+    if wanted == "auto":
+        return "cpu" if there in WITHOUT_FLOAT64 else there
+    if wanted not in ("cpu", there):
+        text = f"PyTorch has no {wanted} on this machine, only {there}; set auto, or install its build of PyTorch"
+        refuse([Fault("resources.device", text)], "the resources")
+    return wanted
 
 
 def num_accelerators() -> int:

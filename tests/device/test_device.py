@@ -96,6 +96,7 @@ def test_a_resumed_run_has_the_bits_of_one_run_through(root, tmp_path, on_device
         assert executed("halves") == expected
     environment = json.loads((tmp_path / "whole" / "env.json").read_text())
     assert environment["resources"]["gpus_per_trainer"] == 1.0
+    assert environment["resources"]["device"] == "other"
     assert environment["machine"]["gpus"] == ["a device of the tests"]
 
 
