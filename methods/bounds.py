@@ -23,7 +23,7 @@ from methods.moments import mean_gradient
 from raysim.core.layout import Leaf
 from raysim.core.method import ClientView, LayerOp, ServerView
 from raysim.core.weights import normalised
-from raysim.training.model import seed_global_stream
+from raysim.training.model import seed_global_stream, streams_kept
 
 
 def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Tensor]:
@@ -53,8 +53,7 @@ def _gradient(client: ClientView, ops: Mapping[str, LayerOp]) -> Tensor:
 
     Dropout draws the same masks each time, and what is drawn after it is left alone.
     """
-    devices = [client.params.device] if client.params.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), client.model.overridden(ops):
+    with streams_kept(client.params.device), client.model.overridden(ops):
         seed_global_stream(client.generator.initial_seed(), client.params.device)
         return mean_gradient(client, client.params)
 

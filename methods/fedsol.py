@@ -73,12 +73,11 @@ def perturbation(layout: Layout, uphill: Tensor, moved: Tensor, *, rho: float, f
       moved: [num_params], y - s.
     """
     size: Tensor = torch.linalg.vector_norm(uphill)
-    if not bool(size >= FLOOR):
-        return torch.zeros_like(uphill)
+    length = torch.where(size >= FLOOR, rho / size, 0.0)  # not an `if`, which would wait for the device
     if form == "fixed":
-        return uphill * (rho / size)
+        return uphill * length
     step = torch.zeros_like(uphill)
     for leaf in layout.params:
         scale = F.normalize(layout.view(moved, leaf).abs(), dim=0)
-        layout.view(step, leaf).copy_(layout.view(uphill, leaf) * scale * (rho / size))
+        layout.view(step, leaf).copy_(layout.view(uphill, leaf) * scale * length)
     return step

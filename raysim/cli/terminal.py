@@ -228,13 +228,13 @@ class Progress:
 
 
 def _trainers(run: RunFolder) -> str:
-    """Describe the trainers, from env.json; the bits of a run depend on the number of threads."""
+    """Describe the trainers, from env.json; the bits of a run depend on the device and the number of threads."""
     taken = run.read_json(run.environment)["resources"]
     count, threads = taken["trainers"], taken["threads_per_trainer"]
     each = "1 thread" if threads == 1 else f"{threads} threads"
     if taken["backend"] == "serial":
-        return f"serial, {each}"
-    return f"{count} trainer{'s' * (count != 1)} with {each}"
+        return f"serial, {each} on {taken['device']}"
+    return f"{count} trainer{'s' * (count != 1)} with {each} on {taken['device']}"
 
 
 def _shown(line: str, place: Any) -> Any:

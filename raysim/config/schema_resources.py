@@ -27,6 +27,11 @@ class ResourcesGroup(Group):
     backend: Literal["auto", "ray", "serial"] = key(
         "auto", "serial: in one process, without Ray; auto: serial if one trainer would do all the work; equal bits"
     )
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
+        "auto",
+        "what trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not for methods "
+        "that measure in float64",
+    )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
     ) = key("auto", "trainer processes; {min: 4, max: 40}: a run begins with 4 and takes more when nodes join")

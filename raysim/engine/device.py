@@ -9,25 +9,34 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from raysim.base.errors import Fault, refuse
 from raysim.core.method import Batch
 from raysim.data.federation import Federation
 from raysim.engine.messages import Slice, readonly_tensor
-from raysim.training.inputs import Examples, Transform, passes
+from raysim.training.inputs import Examples, Transform, passes, sent
 from raysim.training.shift import Shift
 
-#: What the exact sum needs and Apple's GPUs lack.
+#: Devices without float64, in which FedVG and other methods measure.
 WITHOUT_FLOAT64 = ("mps",)
 
 
-def accelerator() -> str:
-    """Return the type of the training device: "cuda" (also AMD's cards), "xpu" ...; "cpu" without an accelerator.
+def accelerator(wanted: str = "auto") -> str:
+    """Return the type of the training device: "cuda" (also AMD's cards), "xpu", "mps", or "cpu".
 
-    Apple's GPUs ("mps") have no float64, which updates are summed in: there trainers use the CPU.
+    Args:
+      wanted: a type, or "auto": this machine's accelerator if it has float64, else "cpu".
+    Raises:
+      ConfigError: this machine has no such device.
     """
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "cpu" if device is None or device.type in WITHOUT_FLOAT64 else device.type
+    there = "cpu" if device is None else device.type
+    if wanted == "auto":
+        return "cpu" if there in WITHOUT_FLOAT64 else there
+    if wanted not in ("cpu", there):
+        text = f"PyTorch has no {wanted} on this machine, only {there}; set auto, or install its build of PyTorch"
+        refuse([Fault("resources.device", text)], "the resources")
+    return wanted
 
 
 def num_accelerators() -> int:
@@ -136,12 +145,7 @@ class DeviceData:
         return self._ready[batch_size]
 
     def _examples(self, inputs: np.ndarray, targets: np.ndarray) -> Examples:
-        return Examples(self._moved(inputs), self._moved(targets))
-
-    def _moved(self, array: np.ndarray) -> Tensor:
-        """The array on the device: pinned and copied once, while the host goes on."""
-        tensor = readonly_tensor(array)
-        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
+        return Examples(sent(readonly_tensor(inputs), self._device), sent(readonly_tensor(targets), self._device))
 
 
 def scoring_batch(entries: int) -> int:

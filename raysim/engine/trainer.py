@@ -180,7 +180,7 @@ class Trainer:
             seconds=np.zeros(1),
             sent_bytes=np.array([sent_bytes]),
             peaks={"update": peak} | more,
-            counters={name: np.array([int(buffer)]) for name, buffer in model.counters.items()},
+            counters={name: np.array([count]) for name, count in model.counts().items()},
             methods=methods,
             personal=self._personal_score(client, trained)[None] if is_scored else None,
         )

@@ -319,6 +319,11 @@ def open_federation(recipe: Recipe) -> Federation:
     return Federation(*shard_fetcher(made.shards, made.node), every=recipe.held_out_every)
 
 
+def device_of(recipe: Recipe) -> str:
+    """Return the type of the device on which a trainer in this process trains."""
+    return accelerator(recipe.config.resources.device) if recipe.wants_gpu else "cpu"
+
+
 @own_errors()
 def make_trainer(recipe: Recipe) -> Trainer:
     """Build a trainer in the calling process."""
@@ -334,7 +339,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
         num_groups=len(recipe.info.groups),
         task=recipe.task,
         seed=config.seed,
-        device=accelerator() if recipe.wants_gpu else "cpu",
+        device=device_of(recipe),
         num_threads=recipe.num_threads,
         evaluation_batch=config.evaluation.batch_size,
         build=partial(build_model, spec),

@@ -15,11 +15,10 @@ import numpy as np
 from raysim.base.errors import MethodError
 from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
-from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
-from raysim.plan.build import Plan, Recipe, cached_skeleton, make_phases, make_server, make_trainer
+from raysim.plan.build import Plan, Recipe, cached_skeleton, device_of, make_phases, make_server, make_trainer
 from raysim.plan.start import serial_recipe
 from raysim.training.local import LocalSettings, batch_bounds, needs_two_examples
 
@@ -236,7 +235,7 @@ class _Rounds:
 
 def clock_of(recipe: Recipe) -> Callable[[], float]:
     """Return a clock: CPU seconds of this process; wall-clock seconds with a GPU."""
-    if recipe.wants_gpu and accelerator() != "cpu":
+    if device_of(recipe) != "cpu":
         return time.perf_counter
     return lambda: time.process_time() / recipe.num_threads
 

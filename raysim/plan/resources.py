@@ -31,6 +31,9 @@ def check_resources(config: Config) -> list[Fault]:
     if wanted.gpus_per_trainer != "auto" and wanted.gpus_per_trainer > 1 and wanted.gpus_per_trainer % 1:
         text = f"{wanted.gpus_per_trainer:g} is neither a part of one GPU nor a number of whole ones; round it"
         faults.append(Fault("resources.gpus_per_trainer", text))
+    if wanted.device not in ("auto", "cpu") and wanted.gpus_per_trainer == 0:
+        text = f"{wanted.device} has no part in a run with gpus_per_trainer 0; set auto, or gpus_per_trainer to auto"
+        faults.append(Fault("resources.device", text))
     if taken := [name for name in wanted.custom if name in RESERVED or name.startswith("node:")]:
         text = f"{', '.join(taken)} is Ray's own; set resources.cpus_per_trainer or gpus_per_trainer"
         faults.append(Fault("resources.custom", text))
@@ -63,6 +66,12 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]], *, m
     gpus = sum(room.get("GPU", 0.0) for room in named)
     is_auto = wanted.gpus_per_trainer == "auto"
     gpu = gpu_share(config, gpus, may_grow=may_grow)
+    if not gpu and wanted.device not in ("auto", "cpu"):
+        remedy = "start its nodes with `ray start --num-gpus`, or set auto"
+        refuse(
+            [Fault("resources.device", f"{wanted.device} was asked for, and no node has a GPU; {remedy}")],
+            "the resources",
+        )
     places = [room for room in named if room.get("GPU") or not gpu]
 
     def fits(gpu: float) -> int:
@@ -89,7 +98,7 @@ def gpu_share(config: Config, gpus: float, *, may_grow: bool = False) -> float:
       gpus: that there are; without any, trainers are on CPUs, unless nodes may come and the run asks for a number of GPUs.
     """
     wanted = config.resources
-    if not gpus and not (may_grow and wanted.gpus_per_trainer != "auto"):
+    if wanted.device == "cpu" or (not gpus and not (may_grow and wanted.gpus_per_trainer != "auto")):
         return 0.0
     return AUTO_GPU if wanted.gpus_per_trainer == "auto" else float(wanted.gpus_per_trainer)
 

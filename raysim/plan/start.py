@@ -10,13 +10,12 @@ from raysim.base.progress import Lines, Tell, silent
 from raysim.config import data_cache
 from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
-from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
 from raysim.folders.environment import environment
 from raysim.folders.run_folder import RunFolder
-from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer
+from raysim.plan.build import Made, Plan, Recipe, device_of, make_server, make_trainer
 from raysim.plan.resources import resolve_resources, share_of
 from raysim.plan.weights import NO_WEIGHTS, held_weights
 
@@ -42,10 +41,12 @@ def started_server(
 
 def _serial_server(plan: Plan, folder: RunFolder, on_step: Tell) -> Server:
     recipe = serial_recipe(plan, on_step)
+    device = device_of(recipe)
     taken = {
         "backend": "serial",
+        "device": device,
         "trainers": 1,
-        "gpus_per_trainer": float(recipe.wants_gpu and accelerator() != "cpu"),
+        "gpus_per_trainer": float(device != "cpu"),
         "threads_per_trainer": recipe.num_threads,
     }
     folder.write_json(folder.environment, environment(taken))
@@ -78,7 +79,9 @@ def _ray_server(
         made, num_threads = _made(plan, write, this_node(), on_step), threads_of(taken.cpus_per_trainer)
         recipe = plan.recipe(made, num_threads=num_threads, wants_gpu=taken.gpus_per_trainer > 0)
         threads = {"threads_per_trainer": recipe.num_threads}
-        facts = {"backend": "ray", **taken._asdict(), "custom": wanted.custom, **threads}
+        # The type of a GPU is that of the trainer's node, unless the configuration says it.
+        device = "cpu" if not taken.gpus_per_trainer else "gpu" if wanted.device == "auto" else wanted.device
+        facts = {"backend": "ray", "device": device, **taken._asdict(), "custom": wanted.custom, **threads}
         folder.write_json(folder.environment, environment(facts))
         on_step(f"starting {taken.trainers} trainer{'s' * (taken.trainers != 1)}")
         server = RayServer(

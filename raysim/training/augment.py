@@ -6,6 +6,7 @@ Drawing is apart from applying, so that the result depends neither on the device
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,12 +35,12 @@ class Draws:
     boxes: Tensor | None = None
 
     def part(self, start: int, end: int) -> Draws:
-        boxes = None if self.boxes is None else self.boxes[start:end]
-        return Draws(self.is_flipped[start:end], self.offsets[start:end], boxes)
+        return self.mapped(lambda numbers: numbers[start:end])
 
-    def to(self, device: torch.device) -> Draws:
-        boxes = None if self.boxes is None else self.boxes.to(device)
-        return Draws(self.is_flipped.to(device), self.offsets.to(device), boxes)
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Draws:
+        """Apply a function to each tensor."""
+        boxes = None if self.boxes is None else function(self.boxes)
+        return Draws(function(self.is_flipped), function(self.offsets), boxes)
 
 
 @dataclass(frozen=True)

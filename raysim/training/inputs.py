@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -79,7 +80,7 @@ class ArrayTransform:
             return inputs.long()
         if not self.mean:
             return inputs.clone()  # own: a model may work in place
-        mean, std = (torch.tensor(each, dtype=torch.float64, device=inputs.device) for each in (self.mean, self.std))
+        mean, std = (constants(each, torch.float64, inputs.device) for each in (self.mean, self.std))
         return ((inputs.double() - mean) / std).float()
 
     def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
@@ -199,7 +200,7 @@ class InputTransform:
         """(x - mean) / std, in place."""
         if not self.mean:
             return x
-        numbers = [torch.tensor(each, device=x.device).expand(x.shape[1]) for each in (self.mean, self.std)]
+        numbers = [constants(each, torch.float32, x.device).expand(x.shape[1]) for each in (self.mean, self.std)]
         if self.channels_last and x.is_contiguous(memory_format=torch.channels_last):
             # The numbers of a whole row of pixels: those of one pixel are too few for vector instructions.
             mean, std = (each.repeat(x.shape[3]) for each in numbers)
@@ -208,6 +209,17 @@ class InputTransform:
             mean, std = (each.view(-1, 1, 1) for each in numbers)
             x.sub_(mean).div_(std)
         return x
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on the device; the host goes on while its pinned memory is copied."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+@cache
+def constants(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers on a device, copied there once; never written to."""
+    return torch.tensor(numbers, dtype=dtype).to(device)
 
 
 def same_form(result: object, given: Tensor, kind: str, function: Callable[..., object]) -> Tensor:

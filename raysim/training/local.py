@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raysim.core.method import Batch, GradFn, LossFn
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.training.inputs import Examples, InputTransform, Transform
+from raysim.training.inputs import Examples, InputTransform, Transform, sent
 from raysim.training.model import BoundModel
 
 #: Floats that are gathered at once for the coming batches: 1 MiB.
@@ -106,7 +106,7 @@ def training_batches(
     the same examples with and without it.
     """
     bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
-    shape = examples.inputs.shape[1:]
+    shape, device = examples.inputs.shape[1:], examples.targets.device
     entries = max(1, math.prod(shape), transform.entries(shape)) * settings.batch_size
     group = max(1, GATHER_ENTRIES // entries)
     augments = any(each is not None for each in (transform.augmentation, transform.function, examples.shift))
@@ -115,10 +115,10 @@ def training_batches(
     ready = transform(examples.inputs) if is_due_again and own is None else None
     done = 0
     while done < num_steps:
-        order = torch.randperm(len(examples), generator=generator).to(examples.targets.device)
+        order = sent(torch.randperm(len(examples), generator=generator), device)
         draws = None
         if own is not None and isinstance(transform, InputTransform) and transform.augmentation is not None:
-            draws = transform.draw(len(examples), shape[0], shape[1], own).to(order.device)
+            draws = transform.draw(len(examples), shape[0], shape[1], own).mapped(lambda each: sent(each, device))
         due = bounds[: num_steps - done]
         for first in range(0, len(due), group):
             part = due[first : first + group]

@@ -89,6 +89,12 @@ class BoundModel:
         for name, buffer in self.counters.items():
             buffer.fill_((counters or {}).get(name, 0))
 
+    def counts(self) -> dict[str, int]:
+        """Return the integer counters, read from the device at once."""
+        if not self.counters:
+            return {}
+        return dict(zip(self.counters, torch.stack([*self.counters.values()]).long().tolist(), strict=True))
+
     @contextmanager
     def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Run the module with replaced parameters of any compatible shape."""
@@ -195,7 +201,7 @@ class BoundModel:
     @contextmanager
     def _aside(self, *, train: bool, seed: int) -> Iterator[None]:
         """Use the current point in a mode, with separate random draws (dropout); everything is restored afterwards."""
-        with self.at(self.state, train=train), _streams_kept(self.device):
+        with self.at(self.state, train=train), streams_kept(self.device):
             seed_global_stream(seed, self.device)
             yield
 
@@ -263,7 +269,7 @@ def seed_global_stream(seed: int, device: torch.device) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
-def _streams_kept(device: torch.device) -> AbstractContextManager[None]:
+def streams_kept(device: torch.device) -> AbstractContextManager[None]:
     """The streams that dropout draws from, of the CPU and of the device, are put back at the end of the block."""
     if device.type == "cpu":
         return torch.random.fork_rng(devices=[])

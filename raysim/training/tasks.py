@@ -20,6 +20,7 @@ from torch import Tensor
 from raysim.base.direction import Direction
 from raysim.core.method import Batch, LossFn, Outputs
 from raysim.training import metrics as of
+from raysim.training.inputs import constants
 
 #: Name -> (n, ...) what is kept of each of n scored examples.
 Columns = Mapping[str, np.ndarray]
@@ -193,7 +194,7 @@ def unscaled(outputs: Tensor, mean: Sequence[float], deviation: Sequence[float])
 
 def _beside(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
     """Return numbers as a tensor of the same type on the same device."""
-    return torch.tensor(numbers, dtype=tensor.dtype).to(tensor.device)
+    return constants(tuple(numbers), tensor.dtype, tensor.device)
 
 
 def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:

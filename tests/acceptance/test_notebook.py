@@ -71,5 +71,5 @@ def test_notebook_runs_and_is_stored_with_outputs_of_the_same_kinds(executed, na
 def test_progress_is_one_line_that_changes(executed):
     first, last = shown(executed[1], "text/plain")
     assert first.startswith("running 3 rounds in runs/a")
-    assert "serial, 1 thread)" in first
+    assert "serial, 1 thread on cpu)" in first
     assert last.startswith("round 3/3  accuracy 0.5000  loss 0.5000")

@@ -4,7 +4,8 @@
 experimental interface of 2.10 and later). Inside `with OtherDevice()` tensors on `other:0` wrap a CPU tensor. Operations run
 on the CPU tensors, so results have the CPU's bits. Refused as on a card: operations on tensors of two devices, `.numpy()`,
 a CPU generator. The device has a random stream of its own. `OtherDevice.waits` counts the calls in which a host would wait
-for a card: copies to the CPU, `item`, `tolist`, and operations whose result has a size that depends on values.
+for a card: copies to the CPU, copies to the device from memory that is not pinned, `item`, `tolist`, and operations whose result
+has a size that depends on values.
 
 Not covered: several devices, streams, memory limits.
 """
@@ -12,7 +13,7 @@ Not covered: several devices, streams, memory limits.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ VALUE_DEPENDENT = (
     "equal",
     "repeat_interleave",
 )
-#: Operations that autocast runs in its lower precision on CPU, CUDA and XPU alike.
 LIBRARIES: list[torch.library.Library] = []  # registrations live as long as these
+#: Operations that autocast runs in its lower precision on CPU, CUDA and XPU alike.
 LOWERED = ("conv2d", "linear", "matmul", "addmm", "mm", "bmm", "baddbmm")
 
 
@@ -90,17 +91,21 @@ class OtherDevice(TorchDispatchMode):
 
     Attributes:
       waits: calls so far in which a host would have waited; num_operations: of the device, so far.
+      sent: (type, shape, whether pinned and asynchronous) of each tensor copied to the device so far.
     """
 
     waits = 0
     num_operations = 0
+    sent: ClassVar[list[tuple[torch.dtype, tuple[int, ...], bool]]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device = kwargs.get("device")
         touches = any(isinstance(value, OtherTensor) for value in tree_flatten((args, kwargs))[0])
         if function.__name__.startswith("_pin_memory"):
-            return args[0].clone()
+            pinned = args[0].clone()
+            pinned.lies_pinned = True
+            return pinned
         if touches or (device is not None and torch.device(device).type == NAME):
             return _run(function, args, kwargs)
         return function(*args, **kwargs)
@@ -115,15 +120,21 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
         target = kwargs.get("device")
         target = args[0].device if target is None else torch.device(target)
         copied = function(_raw(args[0]), **{**kwargs, "device": "cpu"})
+        is_other = isinstance(args[0], OtherTensor)
         if target.type == "cpu":
-            OtherDevice.waits += isinstance(args[0], OtherTensor)
+            OtherDevice.waits += is_other
             return copied
+        if not is_other:
+            _sent(args[0], is_async=kwargs.get("non_blocking", False))
         return OtherTensor(copied)
     if name == "_local_scalar_dense":
         OtherDevice.waits += 1
         return function(args[0].raw)
     if name == "copy_":
-        OtherDevice.waits += isinstance(args[1], OtherTensor) and not isinstance(args[0], OtherTensor)
+        from_other, to_other = (isinstance(each, OtherTensor) for each in (args[1], args[0]))
+        OtherDevice.waits += from_other and not to_other
+        if to_other and not from_other:
+            _sent(args[1], is_async=len(args) > 2 and args[2])
         _raw(args[0]).copy_(_raw(args[1]))
         return args[0]
     _refuse_mixed(name, values, others)
@@ -141,6 +152,13 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
         return wrapper_of[id(value)] if id(value) in wrapper_of else OtherTensor(value)
 
     return tree_map(wrapped, result)
+
+
+def _sent(tensor: Tensor, *, is_async: bool) -> None:
+    """Note a copy to the device: a card is waited for unless the memory is pinned and the copy is asynchronous."""
+    is_free = is_async and hasattr(tensor, "lies_pinned")
+    OtherDevice.waits += not is_free
+    OtherDevice.sent.append((tensor.dtype, tuple(tensor.shape), is_free))
 
 
 def _refuse_mixed(name: str, values: list[object], others: list[OtherTensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from raysim.base.errors import RaysimError
 from raysim.core.method import Method
 from raysim.engine.simulation import Stopped
+from raysim.engine.trainer import Trainer
 from raysim.plan.check import check
 from raysim.running.runner import execute
 from raysim.training import local
@@ -43,6 +44,11 @@ def test_a_method_on_adapters_has_the_cpus_bits(name, root, rounds_on):
     assert outcome(rounds_on, "other", plan) == outcome(rounds_on, "cpu", plan)
 
 
+def noisier(*, images, generator):
+    """An augmentation as a user writes it: the generator is one of the CPU."""
+    return images + 0.1 * torch.randn(images.shape, generator=generator).to(images.device)
+
+
 GROUPS = {
     "augmentation": {"data": {"augment": "cifar"}},
     "bfloat16": {"local": {"precision": "bfloat16"}},
@@ -56,6 +62,14 @@ GROUPS = {
     },
     "noise between clients": {"data": {"shift": {"noise": {"std": 0.1}}}},
     "metrics": {"evaluation": {"metrics": ["auroc"]}},
+    "normalisation and resizing": {"data": {"normalise": "imagenet", "channels": 3, "resize": 12}},
+    "an augmentation of resized boxes": {"data": {"resize": 12, "crop": 8, "augment": "livar-vit"}},
+    "bfloat16 and BatchNorm": {"local": {"precision": "bfloat16"}, "model": {"norm": "batch"}},
+    "own code": {
+        "data": {"augment": "tests.device.test_device:noisier"},
+        "evaluation": {"metrics": ["tests.fuzz.own_code:plain_metric"]},
+        "methods": ["tests.support.toys:criterion"],
+    },
     "stragglers": {"cohort": {"size": 5, "dropout": 0.3, "stragglers": 0.5}},
 }
 
@@ -95,12 +109,22 @@ def test_a_resumed_run_has_the_bits_of_one_run_through(root, tmp_path, on_device
         assert executed("halves") == expected
     environment = json.loads((tmp_path / "whole" / "env.json").read_text())
     assert environment["resources"]["gpus_per_trainer"] == 1.0
+    assert environment["resources"]["device"] == "other"
     assert environment["machine"]["gpus"] == ["a device of the tests"]
 
 
-@pytest.mark.parametrize("augment", ["none", "cifar"])
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "flfa", "univarfl", "moon"])
-def test_nothing_waits_for_the_device_between_the_first_and_the_last_step(name, augment, root, rounds_on, monkeypatch):
+#: Groups beside which no method waits.
+LOOPS = {
+    "plain": {},
+    "augmentation": {"data": {"augment": "cifar", "normalise": "half"}},
+    "resizing and bfloat16": {"data": {"resize": 12}, "local": {"precision": "bfloat16"}},
+    "momentum and clipping": {"local": {"momentum": 0.9, "weight_decay": 1e-3, "max_grad_norm": 0.5}},
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "flfa", "univarfl", "moon", "fedsol"])
+def test_nothing_waits_for_the_device_between_the_first_and_the_last_step(name, loop, root, rounds_on, monkeypatch):
     waits, local_step = [], local.local_step
 
     def counted(*given):
@@ -115,10 +139,28 @@ def test_nothing_waits_for_the_device_between_the_first_and_the_last_step(name, 
         return call
 
     monkeypatch.setattr(local, "local_step", counted)
-    plan = plan_of(root, CNN_CASES[name], data={"augment": augment}, local={"epochs": 2}, rounds=2)
-    rounds_on("other", plan)
+    groups = {**LOOPS[loop], "local": {"epochs": 2, **LOOPS[loop].get("local", {})}}
+    rounds_on("other", plan_of(root, CNN_CASES[name], **groups, rounds=2))
     assert sum(map(len, waits)) > 2 * len(waits) > 0  # some clients take several steps
     assert {counts[-1] - counts[0] for counts in waits} == {0}
+
+
+def test_a_client_waits_three_times_and_sends_its_images_once(root, rounds_on, monkeypatch):
+    """For its loss, its update and the largest entries of the update; BatchNorm's counters are a fourth."""
+    clients, train = [], Trainer._train_client
+
+    def counted(trainer, *given):
+        waits, sent = OtherDevice.waits, len(OtherDevice.sent)
+        report, kept = train(trainer, *given)
+        images = [shape[0] for dtype, shape, _ in OtherDevice.sent[sent:] if dtype == torch.uint8]
+        clients.append((OtherDevice.waits - waits, images == report.num_examples.tolist()))
+        return report, kept
+
+    monkeypatch.setattr(Trainer, "_train_client", counted)
+    for norm, waits in {"none": 3, "batch": 4}.items():
+        clients.clear()
+        rounds_on("other", plan_of(root, model={"norm": norm}, local={"epochs": 2}, rounds=2))
+        assert set(clients) == {(waits, True)}
 
 
 SLIPS = {
@@ -174,7 +216,9 @@ def test_a_stream_of_the_device_that_is_not_seeded_is_noticed(root, rounds_on, m
     assert outcome(rounds_on, "other", plan) != expected
 
 
-def test_a_step_takes_hardly_more_operations_than_a_bare_loop(root, rounds_on, on_device, monkeypatch):
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["cnn", "lenet"])
+def test_a_step_takes_hardly_more_operations_than_a_bare_loop(name, momentum, root, rounds_on, on_device, monkeypatch):
     """Operations are launches of kernels on a card, which bound a small network's step."""
     counts, local_step = [], local.local_step
 
@@ -189,26 +233,27 @@ def test_a_step_takes_hardly_more_operations_than_a_bare_loop(root, rounds_on, o
         return call
 
     monkeypatch.setattr(local, "local_step", counted)
-    plan = plan_of(root, local={"epochs": 3}, rounds=1)
+    network = {"model": {"name": "lenet"}, "data": {"resize": 32}} if name == "lenet" else {}
+    plan = plan_of(root, local={"epochs": 3, "momentum": momentum}, rounds=1, **network)
     server, _ = rounds_on("other", plan)
     steps = [(each[-1] - each[0]) / (len(each) - 1) for each in counts if len(each) > 2]
     trainer = server.pool._trainer
     with on_device("other"):
         examples = max((trainer.data.client(client) for client in range(12)), key=len)
-        bare = operations_of_a_bare_step(trainer.build(seed=0), examples)
+        pixels = trainer.transform(examples.inputs)  # as large as the network's, resized once
+        bare = operations_of_a_bare_step(trainer.build(seed=0), pixels, examples.targets, momentum=momentum)
     assert sum(steps) / len(steps) <= 1.2 * bare
 
 
-def operations_of_a_bare_step(module, examples, *, batch_size=16, epochs=3):
+def operations_of_a_bare_step(module, inputs, targets, *, momentum, batch_size=16, epochs=3):
     """Operations a step of the loop that everybody writes: an epoch's order, a batch, forward, backward, SGD."""
     module.to("other").train()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, foreach=True)
     steps, total, began = 0, torch.zeros((), device="other"), OtherDevice.num_operations
     for _ in range(epochs):
-        order = torch.randperm(len(examples)).to("other")
+        order = torch.randperm(len(targets)).to("other")
         for rows in order.split(batch_size):
-            inputs = examples.inputs[rows].permute(0, 3, 1, 2).float() / 255
-            loss = torch.nn.functional.cross_entropy(module(inputs), examples.targets[rows])
+            loss = torch.nn.functional.cross_entropy(module(inputs[rows]), targets[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from raysim.base.errors import ConfigError
 from raysim.config import CohortGroup, Config
+from raysim.engine.device import accelerator
 from raysim.engine.schedule import fitting
 from raysim.plan.resources import check_resources, resolve_resources, share_of
 
@@ -163,3 +165,24 @@ def test_a_trial_with_one_trainer_is_serial_even_on_a_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert [resources(trainers=count).is_serial(in_sweep=True) for count in ("auto", 1, 2)] == [True, True, False]
     assert not resources(backend="ray").is_serial(in_sweep=True)
+
+
+def test_a_device_that_is_asked_for_is_taken_or_refused(monkeypatch):
+    assert decided({"device": "cpu"}, [{"CPU": 4, "GPU": 1}]) == (4, 1, 0)
+    assert decided({"device": "cuda"}, [{"CPU": 4, "GPU": 1}]) == (4, 1, 0.25)
+    with pytest.raises(ConfigError, match=r"resources.device: xpu was asked for, and no node has a GPU"):
+        resolve_resources(resources(device="xpu"), [{"CPU": 4}])
+    (fault,) = check_resources(resources(device="cuda", gpus_per_trainer=0))
+    assert str(fault).startswith("resources.device: cuda has no part in a run with gpus_per_trainer 0")
+    for there, wanted, taken in [
+        ("cuda", "auto", "cuda"),
+        ("cuda", "cpu", "cpu"),
+        ("xpu", "xpu", "xpu"),
+        ("mps", "auto", "cpu"),
+        ("mps", "mps", "mps"),
+    ]:
+        monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+        monkeypatch.setattr("torch.accelerator.current_accelerator", lambda there=there: torch.device(there))
+        assert accelerator(wanted) == taken
+    with pytest.raises(ConfigError, match=r"resources.device: PyTorch has no cuda on this machine, only mps"):
+        accelerator("cuda")
