@@ -255,7 +255,7 @@ def test_more_rounds_give_the_hash_of_a_run_through(settings, methods):
 
 def test_more_rounds_are_refused_where_the_schedule_depends_on_the_total(settings):
     raysim.run(settings, name="a", local__schedule="cosine", quiet=True)
-    with pytest.raises(ConfigError, match="cosine depends on that"):
+    with pytest.raises(ConfigError, match="cosine depends on the number"):
         raysim.run(settings, name="a", rounds=5, local__schedule="cosine", quiet=True)
 
 
@@ -304,7 +304,7 @@ def test_a_finished_run_without_checkpoints_keeps_its_results(settings):
 def test_labels_given_to_a_run_that_is_there_are_its_labels(settings, capsys):
     raysim.run(settings, name="a", rounds=1, labels={"method": "first"})
     again = raysim.run(settings, name="a", rounds=1, labels={"method": "Mine", "size": 3})
-    assert "config.yaml of run 'a' has the labels that were given now" in capsys.readouterr().err
+    assert "config.yaml of run 'a' has the labels of the present call" in capsys.readouterr().err
     assert again.config["labels"] == {"method": "Mine", "size": 3}
     capsys.readouterr()
     assert raysim.run(settings, name="a", rounds=1).config["labels"] == {"method": "Mine", "size": 3}

@@ -1,4 +1,4 @@
-"""Where a trainer computes: arithmetic and memory, settled once a process, and the federation's examples on its device."""
+"""Where a trainer computes: arithmetic and memory, set once a process, and the federation's examples on its device."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class DeviceData:
         return Examples(self._moved(inputs), self._moved(targets))
 
     def _moved(self, array: np.ndarray) -> Tensor:
-        """The array on the device: pinned and copied once, while the host goes on."""
+        """The array on the device: pinned and copied once, while the host continues."""
         tensor = readonly_tensor(array)
         return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 

@@ -93,7 +93,7 @@ def test_exit_status_is_that_of_the_job(end, status, cluster):
     cluster.end = JobEnd(*end, "why")
     result = submit("configs/plain.yaml")
     assert result.exit_code == status
-    assert f"job plain {end[0].lower()}: why; submit it again to go on" in result.stderr
+    assert f"job plain {end[0].lower()}: why; submit the file again to resume" in result.stderr
 
 
 @pytest.mark.parametrize(

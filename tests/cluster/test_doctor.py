@@ -55,7 +55,7 @@ def test_a_sound_node_has_no_fault():
         ({"gpu_names": ()}, "1 GPUs, but PyTorch sees none: check nvidia-smi there"),
         ({"temp_free_bytes": GIB}, "1.0 GiB free in /tmp/ray: Ray needs 2 GiB and a disk below 95 %"),
         ({"temp_free_bytes": 4 * GIB}, "start it with another --temp-dir"),
-        ({"sees_storage": False}, "does not see what the driver writes to /shared/runs: mount shared storage"),
+        ({"sees_storage": False}, "does not see the driver's files in /shared/runs: mount shared storage"),
     ],
 )
 def test_each_fault_of_a_node_is_one_line_with_a_remedy(change, words):

@@ -61,7 +61,7 @@ def test_a_key_that_does_not_count_is_refused(raw, key):
 def test_a_refusal_names_the_cause_the_condition_and_the_remedy():
     (fault,) = parse_config({"partition": {"scheme": "iid", "alpha": 0.5}})[1]
     assert str(fault) == (
-        "partition.alpha: has no effect with partition.scheme iid (it counts with partition.scheme dirichlet, quantity "
+        "partition.alpha: has no effect with partition.scheme iid (applies with partition.scheme dirichlet, quantity "
         "or nine_plus_one); drop it, or change partition.scheme"
     )
 

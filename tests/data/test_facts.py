@@ -67,7 +67,7 @@ def test_missing_class_is_named_with_the_cause(halves, tmp_path):
 
 def test_further_class_is_named(halves, tmp_path):
     class_tree(halves / "train", ["dog"], each=1)
-    with pytest.raises(DataError, match=r"dog is no class of it"):
+    with pytest.raises(DataError, match=r"dog is no class of the set"):
         prepare("folder", tmp_path / "out", halves, save_as="cifar10")
 
 
@@ -159,8 +159,8 @@ def test_second_preparation_says_that_the_first_is_kept(pacs, tmp_path):
     same, other = (CliRunner().invoke(app, [*words, str(root)]) for root in (pacs, pacs / "PACS"))
     assert (same.exit_code, other.exit_code) == (0, 0)
     text, other_text = (" ".join(result.output.split()) for result in (same, other))
-    assert f"was made before from {pacs}; --again makes it anew" in text
-    assert f"was made before from {pacs}; {pacs / 'PACS'} is not read; --again makes it anew" in other_text
+    assert f"was made before from {pacs}; --again repeats the preparation" in text
+    assert f"was made before from {pacs}; {pacs / 'PACS'} is not read; --again repeats the preparation" in other_text
 
 
 def test_every_fact_is_whole():

@@ -271,7 +271,7 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
             "parts of diff",
         ),
         ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(4)}, "3 images and 4 labels"),
-        ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.full((3, 2), 2)}, "labels other than 0 and 1"),
+        ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.full((3, 2), 2)}, "labels besides 0 and 1"),
         ({"images": np.zeros((3, 4, 4), np.uint8)}, r"not among the keys \['images'\]"),
         (
             {"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(3), "hospital": np.arange(3)},

@@ -218,7 +218,7 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         (PEOPLE.split("\n", 1)[1], {"target": "income"}, r"no column 'income', and the first line holds 39 .*a header"),
         ("", {"target": "y"}, r"an empty file in .*people\.csv"),
         ("a,y\n", {"target": "y"}, "no row below the header"),
-        ("a,y\n1,2\n3,4,5\n", {"target": "y"}, r"no table that can be read .*people\.csv"),
+        ("a,y\n1,2\n3,4,5\n", {"target": "y"}, r"no readable table .*people\.csv"),
         (",a,y\n0,1,2\n", {"target": "y"}, r"column 1 has no name .*index=False"),
         ("y\n1\n0\n", {"target": "y"}, "no column is left for the inputs"),
         ("a,y\n1,0\ninf,1\n", {"target": "y"}, r"inf, no number that float32 holds, in .*column 'a', row 2\. Correct it"),
@@ -230,7 +230,7 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         (PEOPLE, {"target": "score", "task": "classes"}, r"1\.5, no class in .*column 'score', row 1.*--task regression"),
         (PEOPLE, {"target": "age", "task": "labels"}, r"the label 39 in .*row 1\. Give 0 or 1"),
         (PEOPLE, {"target": "age,score,job", "task": "classes"}, "3 targets, and a row has one class"),
-        (PEOPLE, {"target": "age,job"}, "several targets, and words among them"),
+        (PEOPLE, {"target": "age,job"}, "several targets, including words"),
         (
             "a,y\n" + "".join(f"{i},{i % 21}\n" for i in range(42)),
             {"target": "y"},
@@ -275,10 +275,10 @@ def test_a_table_that_cannot_be_used_is_one_sentence(text, options, words, table
 
 def test_bytes_that_are_no_text_and_dates_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"a,y\n\xff,1\n")
-    with pytest.raises(DataError, match=r"no table that can be read .*UTF-8 text with a header"):
+    with pytest.raises(DataError, match=r"no readable table .*UTF-8 text with a header"):
         read(tmp_path / "a.csv", tmp_path, target="y")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="no table that can be read"):
+    with pytest.raises(DataError, match="no readable table"):
         read(tmp_path / "a.parquet", tmp_path, target="y")
     pd.DataFrame({"when": pd.to_datetime(["2020", "2021"]), "y": [0, 1]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a column 'when' of type datetime64.*Give numbers or words"):

@@ -228,7 +228,7 @@ def test_logistic_regression_reaches_scikit_learns_optimum(folder):
             r"the task odd cannot score outputs of shape .* \(KeyError: 'nosuch'\)",
         ),
         ({"main": "brier"}, "the task odd: 'brier' does not say which of its values are better"),
-        ({"direction": "less"}, "its direction must be 'max' or 'min', got 'less'"),
+        ({"direction": "less"}, "the direction must be 'max' or 'min', got 'less'"),
     ],
 )
 def test_a_task_must_give_its_main_metric_and_say_which_values_are_better(changes, words, folder, monkeypatch):

@@ -156,7 +156,7 @@ def test_dropout_of_the_adapters_is_drawn_from_the_runs_seed(root):
         ({"targets": ["attn.nothing"]}, ["model.lora.targets: no layer is called attn.nothing", "blocks.0.attn.qkv"]),
         (
             {"targets": ["head", "attn.qkv"]},
-            ["model.lora.targets: head is the head, which is trained whole; leave it out"],
+            ["model.lora.targets: head is the head, which is trained whole; remove the name"],
         ),
         ({"rank": 0}, ["model.lora.rank", "must be greater than or equal to 1"]),
         ({"ranks": 4}, ["model.lora.ranks", "unknown key", "Did you mean 'rank'"]),

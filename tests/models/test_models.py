@@ -84,7 +84,7 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
         ({"name": "resnet19"}, "model.name", "Did you mean 'resnet18'"),
         ({"name": "timm:vit_tiny_patch16_22"}, "model.name", "'vit_tiny_patch16_224'"),
         ({"name": "levit_128"}, "model.name", "2 classifiers"),
-        ({"name": "dla34"}, "model", "it must be a linear layer with 10 outputs"),
+        ({"name": "dla34"}, "model", "a linear layer is needed with 10 outputs"),
     ],
     ids=lambda value: str(value)[:40],
 )

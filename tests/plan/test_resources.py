@@ -81,7 +81,7 @@ def test_auto_picks_what_fits(asked, rooms, expected):
         ),
         ({"trainers": 3, "cpus_per_trainer": 2}, [{"CPU": 3}] * 2, r"have room for 2 \(\{CPU: 3\}; \{CPU: 3\}\)"),
         ({"custom": {"mig": 1}}, [{"CPU": 2, "big": 1, "memory": 9, "node:a": 1}], "no node has 'mig'; there are big"),
-        ({"custom": {"mig": 1}}, [{"CPU": 2}], "start its nodes with `ray start --resources`"),
+        ({"custom": {"mig": 1}}, [{"CPU": 2}], "start the nodes with `ray start --resources`"),
         ({"custom": {"mig": 2}, "trainers": 2}, [{"CPU": 2, "mig": 3}], r"2 trainers with \{CPU: 1, mig: 2\} each"),
         (
             {"custom": {"accelerator_type:A100": 0.001}},

@@ -55,9 +55,7 @@ def test_a_run_that_diverged_is_left_out_with_a_note(name, tmp_path):
         fabricate(tmp_path / "runs" / method, 0.5, labels=labels_of(method, 0.1), progress={"server/loss": losses})
     report = make_report([tmp_path / "runs"], {"metric": name})
     assert [cell.labels["method"] for cell in report.cells] == ["FedAvg"]
-    assert (
-        "`report.metric`: 1 of 2 runs ended with a number that is not finite and are left out: FedVG." in report.notes
-    )
+    assert "`report.metric`: 1 of 2 runs ended with a non-finite number and are left out: FedVG." in report.notes
     write(report, tmp_path / "out")
     with pytest.raises(DataError, match="no run has a finite"):
         make_report([tmp_path / "runs" / "FedVG"], {"metric": name})

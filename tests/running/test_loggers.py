@@ -69,7 +69,7 @@ def settings(root: Path, tmp_path: Path, monkeypatch) -> dict[str, object]:
 
 def test_the_same_logger_twice_is_refused(settings):
     settings["loggers"] = ["recording:make", {"recording:make": {"fail_at": 9}}, "recording:make"]
-    with pytest.raises(ConfigError, match=r"loggers\[2\]: 'recording:make' is loggers\[0\] again; drop one of them"):
+    with pytest.raises(ConfigError, match=r"loggers\[2\]: 'recording:make' is loggers\[0\] again; remove one"):
         check(settings, "a test")
     check({**settings, "loggers": settings["loggers"][:2]}, "a test")
 

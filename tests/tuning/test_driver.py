@@ -337,7 +337,7 @@ def test_trials_that_differ_in_nothing_that_counts_run_once(root, tmp_path, ray_
     same = {trial.name: trial.same_as for trial in sweep.trials if trial.same_as}
     assert same == {"method=Joint_alpha=1.0": "method=Joint_alpha=0.3"}
     outcomes, lines = run(sweep)
-    assert "1 only repeat another one" in lines[0]
+    assert "1 repeat another trial" in lines[0]
     assert {found.status for found in outcomes.values()} == {"completed"}
     for twin, original in same.items():
         assert digest(sweep.folder / twin) == digest(sweep.folder / original)

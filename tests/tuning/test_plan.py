@@ -90,7 +90,7 @@ def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
         ({"param_space": {"rounds": {"randint": [3, 3]}}}, "`low <= high`"),
         (
             {"param_space": {"seed": {"grid_search": [0]}}, "metric": "best_rmse"},
-            "tune.metric: trial seed=0 predicts classes and records no best_rmse; its main metric is accuracy",
+            "tune.metric: trial seed=0 predicts classes and records no best_rmse; the main metric is accuracy",
         ),
         ({"param_space": {"seed": {"grid_search": [0]}}, "num_samples": 2}, "repeats identical trials"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be 'asha' or 'median'"),
