@@ -188,7 +188,7 @@ raysim.run({settings!r}, name="cut", rounds=5, on_round=lambda record: print(rec
         output, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT  # a loop of the shell around it ends, too
     assert lines == ["0\n"]
-    message = r"KeyboardInterrupt: stopped by a signal after a checkpoint; the same command goes on at round (\d)\n"
+    message = r"KeyboardInterrupt: stopped by a signal after a checkpoint; the same command resumes at round (\d)\n"
     (next_round,) = re.findall(message, errors)
     assert int(next_round) == len(output.splitlines()) + 2 < 6
     rounds: list[int] = []

@@ -68,7 +68,7 @@ number = 3
         ({"model": {"name": "broken:no_shape"}}, r"model\.name: takes no argument 'input_shape'.*in no_shape"),
         (
             {"model": {"name": "broken:taken"}},
-            r"model\.name: its option 'blocks' is a key of raysim's; rename the option",
+            r"model\.name: option 'blocks' is a key of raysim's; rename the option",
         ),
         ({"model": {"name": "my_net:net", "width": "wide"}}, r"model\.width: "),
         ({"model": {"name": "my_net:net", "widht": 3}}, r"model\.widht: unknown key\. Did you mean 'width'"),

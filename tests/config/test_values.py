@@ -38,7 +38,7 @@ def test_momentum_of_an_optimiser_that_has_its_own_is_refused():
     local = {"optimizer": "adamw", "momentum": 0.9}
     assert faults_of({"local": local}) == {
         "local.momentum": "has no effect with local.optimizer adamw (applies with local.optimizer sgd); "
-        "drop it, or change local.optimizer"
+        "remove the key, or change local.optimizer"
     }
     assert faults_of({"local": {**local, "optimizer": "sgd"}}) == faults_of({"local": {**local, "momentum": 0}}) == {}
 
@@ -187,7 +187,7 @@ def refused(root, tune):
 def test_what_belongs_to_the_sweep_is_no_axis(root, axis):
     key = axis.partition(".")[0]
     faults = refused(root, {"param_space": {axis: {"grid_search": ["a", "b"]}}})
-    assert faults[f"tune.param_space.{axis}"].startswith(f"{key} is the sweep's own")
+    assert faults[f"tune.param_space.{axis}"].startswith(f"{key} belongs to the sweep")
     faults = refused(root, {"param_space": {"m": {"grid_search": {"A": {axis: "a"}}}}})
     assert f"A sets {axis}" in faults["tune.param_space.m"]
 

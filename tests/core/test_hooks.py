@@ -150,7 +150,7 @@ def run_server(function):
         ),
         (
             lambda: run_grads(Method("mine", grads=lambda inner, client: lambda params: params)),
-            r"its grads made a function that cannot be called with \(params, batch\)" + PLACE,
+            r"its grads returned a function that cannot be called with \(params, batch\)" + PLACE,
         ),
         (
             lambda: run_loss(Method("mine", loss=lambda inner, client: lambda outputs, batch: outputs)),
@@ -195,7 +195,7 @@ def run_server(function):
         (lambda: Stack([Method("mine", report=3)]), "its report must be a function, got int"),
         (
             lambda: run_forward(lambda layer, inputs: layer(inputs)[:1]),
-            r"its forward returned a tensor of shape \(1, 5\) from the returned function for fc" + PLACE,
+            r"its forward returned a tensor of shape \(1, 5\) from the function for fc" + PLACE,
         ),
         (
             lambda: run_forward(lambda layer, inputs: inputs),

@@ -53,7 +53,7 @@ def test_folder_above_the_right_one_is_as_good(pacs, name, above, tmp_path):
 
 
 def test_reader_of_classes_on_a_tree_of_domains_is_refused(pacs, tmp_path):
-    with pytest.raises(DataError, match=r"its domains, art, photo, were read as classes .*prepare domains"):
+    with pytest.raises(DataError, match=r"the domains, art, photo, were read as classes .*prepare domains"):
         prepare("folder", tmp_path / "out", pacs / "PACS", save_as="pacs")
     assert not set_path(tmp_path / "out", "pacs").exists()
 
@@ -61,7 +61,7 @@ def test_reader_of_classes_on_a_tree_of_domains_is_refused(pacs, tmp_path):
 def test_missing_class_is_named_with_the_cause(halves, tmp_path):
     for part in ("train", "test"):
         shutil.rmtree(halves / part / "bee")
-    with pytest.raises(DataError, match=r"2 classes, ant, cat; 3 expected, and bee is not there .*[Hh]alf a download"):
+    with pytest.raises(DataError, match=r"2 classes, ant, cat; 3 expected, and bee is missing .*[Hh]alf a download"):
         prepare("folder", tmp_path / "out", halves, save_as="cifar10")
 
 
@@ -147,7 +147,7 @@ def test_drawn_shapes_that_are_there_are_not_taken_for_others(tmp_path):
         == prepare("shapes", tmp_path, options=ReaderOptions(count=20, size=16, domains=2))
     )
     for other in (ReaderOptions(count=30, size=16, domains=2), ReaderOptions(size=24), ReaderOptions(seed=7)):
-        with pytest.raises(DataError, match=r"it is there with --count 20 --domains 2 --size 16, and .* --again"):
+        with pytest.raises(DataError, match=r"the set exists with --count 20 --domains 2 --size 16, and .* --again"):
             prepare("shapes", tmp_path, options=other)
 
 

@@ -291,7 +291,7 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
             },
             r"\['domains_test'\] are not one array of domains for each part",
         ),
-        ({"faces": np.zeros(3), "who": np.zeros(3)}, r"not among the keys \['faces', 'who'\] in .*mine.npz. Call them"),
+        ({"faces": np.zeros(3), "who": np.zeros(3)}, r"not among the keys \['faces', 'who'\] in .*mine.npz. Name them"),
         ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "labels": np.arange(3)}, "not among the keys"),
         (
             {"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "x_test": np.zeros((3, 4, 4), np.uint8)},
@@ -343,6 +343,6 @@ def test_truncated_npz_is_refused(tmp_path):
 def test_a_file_that_is_no_npz_is_named_as_such(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x93NUMPY" if name == "one.npy" else b"a line of text")
     with pytest.raises(
-        DataError, match=rf"a file that is no \.npz, a zip of arrays in .*{name}. Store the arrays by numpy"
+        DataError, match=rf"not an .npz file, a zip of arrays in .*{name}. Store the arrays by numpy"
     ):
         prepare("npz", tmp_path / "out", tmp_path / name)

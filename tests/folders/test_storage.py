@@ -92,7 +92,7 @@ def expected(root, tmp_path_factory):
 
 
 def test_missing_bucket_is_named(root, on_s3):
-    with pytest.raises(ConfigError, match="there is no bucket 'nosuch'"):
+    with pytest.raises(ConfigError, match="no bucket 'nosuch'"):
         execute(a_plan(root, "s3://nosuch/runs"))
 
 

@@ -126,7 +126,7 @@ def test_a_run_begins_with_what_there_is_between_min_and_max():
 def test_shares_that_no_node_could_give_are_refused_before_ray_starts():
     faults = check_resources(resources(gpus_per_trainer=1.5, custom={"GPU": 1, "node:a": 1, "mig": 1}))
     assert [str(fault).partition(";")[0] for fault in faults] == [
-        "resources.gpus_per_trainer: 1.5 is neither a part of one GPU nor a number of whole ones",
+        "resources.gpus_per_trainer: 1.5 is neither a fraction of a GPU nor a whole number of GPUs",
         "resources.custom: GPU, node:a is Ray's own",
     ]
 

@@ -52,7 +52,7 @@ def noisy(images, *, factor: float = 1.0):
         ({"model": {"name": f"{__name__}:net", "factor": 1e39}}, "returns logits that are not finite"),
         (
             {"data": {"augment": {f"{__name__}:noisy": {"factor": 1e39}}}},
-            r"data\.augment: .*images that are not finite",
+            r"data\.augment: .*non-finite images",
         ),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_sweep_goes_on_after_the_memory_monitor_of_ray_ended_trials(root, tmp_
     outcomes, lines = run(sweep)
     assert given == ["seed=0", "seed=0"]  # which was not finished, and so is next again
     assert {end.status for end in outcomes.values()} == {"completed"}
-    assert sum("killed due to the node running low on memory.); they go on" in line for line in lines) == 2
+    assert sum("killed due to the node running low on memory.); the trials resume" in line for line in lines) == 2
 
 
 def test_a_sweep_that_lacks_memory_again_and_again_is_one_sentence(root, tmp_path, ray_cluster, monkeypatch):
