@@ -43,7 +43,7 @@ def test_the_traceback_is_shown_to_those_who_ask(failing, monkeypatch):
 def test_a_full_disk_is_no_fault_of_ours():
     error = OSError(errno.ENOSPC, "No space left on device")
     assert "Free space" in sentence(error)
-    assert "fault of raysim" not in sentence(error)
+    assert "fault is in raysim" not in sentence(error)
 
 
 def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch):

@@ -342,7 +342,5 @@ def test_truncated_npz_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["notes.npz", "notes.txt", "one.npy"])
 def test_a_file_that_is_no_npz_is_named_as_such(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x93NUMPY" if name == "one.npy" else b"a line of text")
-    with pytest.raises(
-        DataError, match=rf"not an .npz file, a zip of arrays in .*{name}. Store the arrays by numpy"
-    ):
+    with pytest.raises(DataError, match=rf"not an .npz file, a zip of arrays in .*{name}. Store the arrays by numpy"):
         prepare("npz", tmp_path / "out", tmp_path / name)

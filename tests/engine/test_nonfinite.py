@@ -78,7 +78,7 @@ def augmented(factor):
             r"its gradient of \S+, at local step 1: .* and at the gradients of the methods",
         ),
         ([f"{HERE}:sends_nan"], {}, "the server's message.*: check the methods that change the message"),
-        ([f"{HERE}:reports_nan"], {}, "is finite, but its report reports_nan/v is not: look at the report"),
+        ([f"{HERE}:reports_nan"], {}, "is finite, but its report reports_nan/v is not: look at the method's report"),
         ([], {"model": MLP, "local": {"lr": 1e30}}, r"at local step \d+: lower local\.lr"),
         ([], {"model": MLP, "local": {"lr": 1e30, "momentum": 0.9, "batch_size": 4}}, r"step \d+: lower local\.lr"),
     ],

@@ -97,7 +97,7 @@ def test_times_and_errors_are_better_when_small(name, better):
 def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypatch):
     bare = name.rpartition("/")[2].removeprefix("best_").removesuffix("_worst")
     with pytest.raises(
-        ConfigError, match=rf"tune.metric: '{bare}\w*' does not say which of its values are better; take another"
+        ConfigError, match=rf"tune.metric: '{bare}\w*' does not declare a better direction; use another"
     ):
         direction_of(name, key="tune.metric")
     monkeypatch.setitem(DIRECTIONS, bare, "min")

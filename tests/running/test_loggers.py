@@ -253,7 +253,7 @@ def test_a_loggers_exit_is_a_fault_of_that_logger_and_no_signal(settings, capsys
 
 @pytest.mark.parametrize("where", ["start", "round", "end"])
 def test_a_logger_that_deletes_the_run_directory_is_named(where, settings):
-    with pytest.raises(RaysimError, match=r"run directory, or its config\.yaml, is gone after .*hostile\.py.* at "):
+    with pytest.raises(RaysimError, match=r"run directory or its config\.yaml is missing after .*hostile\.py.* at "):
         hostile(settings, where, "delete")
 
 

@@ -105,7 +105,7 @@ def test_faults_of_the_sweep_itself(tune, words, root, tmp_path):
 def test_a_sweep_by_an_own_metric_needs_to_know_which_values_are_better(root, tmp_path, monkeypatch):
     own = {"metrics": ["tests.fuzz.own_code:plain_metric"]}
     space = {"seed": {"grid_search": [0, 1]}}
-    with pytest.raises(ConfigError, match=r"tune\.metric: 'plain_metric' does not say which of its values are better"):
+    with pytest.raises(ConfigError, match=r"tune\.metric: 'plain_metric' does not declare a better direction"):
         a_sweep(root, tmp_path, space, {"metric": "server/plain_metric"}, evaluation=own)
     monkeypatch.setattr(plain_metric, "direction", "min", raising=False)
     monkeypatch.delitem(DIRECTIONS, "plain_metric", raising=False)
