@@ -108,7 +108,7 @@ def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypa
 def test_an_own_metric_is_not_taken_for_the_one_that_its_name_begins_with(name, monkeypatch):
     monkeypatch.setattr(direction, "DIRECTIONS", dict(DIRECTIONS))
     direction.declare(name, None)
-    with pytest.raises(ConfigError, match=f"'{name}' does not say"):
+    with pytest.raises(ConfigError, match=f"'{name}' does not declare"):
         direction_of(f"server/{name}")
     direction.declare("accuracy", None)
     assert direction_of("server/accuracy") == "max"

@@ -74,7 +74,7 @@ def test_settings_may_stand_apart_from_the_choice():
         {"rounds": 2, "labels": {"case": "b"}},
     ]
     raw["tune"]["param_space"]["case"]["grid_search"].append("d")
-    with pytest.raises(ConfigError, match="does not say what d stands for"):
+    with pytest.raises(ConfigError, match="has no settings for d"):
         grid(raw, "a test")
 
 
