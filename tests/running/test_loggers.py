@@ -242,7 +242,9 @@ def hostile(settings, where: str, act: str) -> raysim.Run:
 
 @pytest.mark.slow
 def test_a_loggers_exit_is_a_fault_of_that_logger_and_no_signal(settings, capsys):
-    with pytest.raises(ConfigError, match=r"loggers\[0\]: .*hostile\.py, line \d+, in do: SystemExit: 3; mend it"):
+    with pytest.raises(
+        ConfigError, match=r"loggers\[0\]: .*hostile\.py, line \d+, in do: SystemExit: 3; correct or remove"
+    ):
         hostile(settings, "start", "exit")
     with pytest.raises(ConfigError, match=r"hostile\.py, line \d+, in leave: SystemExit: 4"):
         raysim.run(settings, loggers=["hostile:leave"], name="b", quiet=True)
