@@ -64,9 +64,13 @@ def augmented(factor):
     ("methods", "groups", "words"),
     [
         ([], augmented(1e39), "its inputs, at local step 1: look at the augmentation, or"),
-        ([], augmented(3e38), "its loss, at local step 1: look at the model, at the size of its inputs"),
+        ([], augmented(3e38), "its loss, at local step 1: look at the model, at the size of the inputs"),
         ([], {"model": {**OWN, "act": "log"}}, "its loss, at local step 1: look at the model"),
-        ([], {"model": {**OWN, "act": "root"}}, r"its gradient of fc\.weight, at local step 1: look for a derivative"),
+        (
+            [],
+            {"model": {**OWN, "act": "root"}},
+            r"its gradient of fc\.weight, at local step 1: look for a non-finite derivative",
+        ),
         (
             ["fedprox", f"{HERE}:loss_of_nan"],
             {},
