@@ -102,7 +102,7 @@ def ccvr(
         needs=frozenset({"classes", "features", "linear-head"}),
         is_phase=not is_mammoth,
         excludes={
-            "is_robust": "its statistics are sums over all clients, attackers included, and retrain the classifier"
+            "is_robust": "the statistics are sums over all clients, attackers included, and retrain the classifier"
         },
     )
 

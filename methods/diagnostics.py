@@ -133,13 +133,13 @@ def _missing(layout: Layout) -> dict[str, str]:
     """Return measure -> reason why the layout lacks the measure."""
     reasons = {}
     if not any(leaf.is_shared for leaf in layout.params):
-        reasons["drift"] = "no parameter is shared, so there is no update to compare"
-        reasons["gradient"] = "no parameter is shared, so there is no global gradient"
+        reasons["drift"] = "no parameter is shared, so no update exists to compare"
+        reasons["gradient"] = "no parameter is shared, so no global gradient exists"
     if not _shared_layers(layout):
-        reasons["agreement"] = "no linear or convolution layer is shared, so there is no agreement"
+        reasons["agreement"] = "no linear or convolution layer is shared, so no agreement exists"
         reasons["layer_drift"] = "no linear or convolution layer is shared, so none drifts"
     if _classifier(layout) is None:
-        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so its spectrum does not move"
+        reasons["spectrum"] = "the classifier is frozen, personal or no matrix, so the spectrum does not move"
     if any(not leaf.is_head for leaf in layout.personal):
         reasons["features"] = "layers below the classifier are personal, so the global model has no features"
     return reasons

@@ -23,7 +23,7 @@ EXCLUDES = {
     "report": "clients' reports reach the server without noise",
     "overhear": "messages between clients have no noise",
     "weigh": "dp bounds each client by its weight, and another weight could exceed `clip`",
-    "server_update": "its server step may look at updates or clients, which have no noise",
+    "server_update": "the server step may look at updates or clients, which have no noise",
 }
 
 #: Above it epsilon is 0 to all digits and a model is noise.
@@ -93,7 +93,7 @@ def dp(
     def init(params: Tensor, layout: Layout) -> State:
         if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
             names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
-            mend = "set model.norm to group, or keep them personal"
+            mend = "set model.norm to group, or keep the norms personal"
             raise ValueError(f"dp: {names} would be averaged without noise; {mend}")
         _accounting()
         return {"clip": clip}

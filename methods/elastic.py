@@ -102,9 +102,9 @@ def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:
     if isinstance(weight, RightMap) or (weight.dim() > 1 and not by_element):
         kind = "a linear map" if isinstance(weight, RightMap) else "one per row"
         raise MethodError(
-            f"elastic cannot average sensitivities of {name}: its weight is {kind}",
+            f"elastic cannot average sensitivities of {name}: the weight is {kind}",
             "server_update",
-            "remove elastic or the method that makes the weights (one per row works without as_in)",
+            "remove elastic or the method that makes the weights (one weight per row works without as_in)",
         )
     return normalised(weight)
 

@@ -92,7 +92,7 @@ def block_of(layout: Layout, wanted: str | None) -> str:
     if wanted is None:
         blocks = [leaf.block for leaf in bodies if len(leaf.shape) >= 2 and leaf.block != "stem"]
         if not blocks:
-            raise ValueError("fedalign: there is no trained block in front of the classifier; use a deeper model")
+            raise ValueError("fedalign: no trained block in front of the classifier; use a deeper model")
         return blocks[-1]
     if not any(leaf.name.startswith(f"{wanted}.") for leaf in bodies):
         known = ", ".join(dict.fromkeys(leaf.block for leaf in bodies))

@@ -12,7 +12,7 @@ from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
 
 #: Why no robust rule runs beside it.
-EVERYBODY = {"is_robust": "h sums up every client's update, those of attackers too, and is added after the rule"}
+EVERYBODY = {"is_robust": "h sums up every client's update, attackers included, and is added after the rule"}
 
 
 def feddyn(
@@ -52,7 +52,7 @@ def feddyn(
     """
     require("feddyn: alpha", alpha, alpha >= 0, ">= 0", "0.01 and 0.1 are common")
     if max_grad_norm is not None:
-        require("feddyn: max_grad_norm", max_grad_norm, max_grad_norm > 0, "> 0", "10 is common, null switches it off")
+        require("feddyn: max_grad_norm", max_grad_norm, max_grad_norm > 0, "> 0", "10 is common, null does not clip")
     is_quadratic = as_in is None
     base_weights: Literal["uniform", "examples"] = "examples" if as_in else weights
 

@@ -60,7 +60,7 @@ def fedproto(
     def init(params: Tensor, layout: Layout) -> State:
         head = [leaf for leaf in layout.params if leaf.is_head and len(leaf.shape) == 2]
         if not head:
-            raise ValueError("fedproto: the head is not trained, so its classes and width are not known; train it")
+            raise ValueError("fedproto: the head is not trained, so classes and width are unknown; train the head")
         return {"prototypes": torch.full(head[0].shape, torch.nan)}
 
     def broadcast(message: Message, state: State) -> Message:

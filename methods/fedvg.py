@@ -81,7 +81,7 @@ def fedvg(
     """
     require("fedvg: eps", eps, eps >= 0, ">= 0", "the paper's code uses 1e-8")
     if as_in and one_axis != "block":
-        raise ValueError(f"fedvg: as_in {as_in!r} sets one_axis; drop it or as_in")
+        raise ValueError(f"fedvg: as_in {as_in!r} sets one_axis; remove one_axis or as_in")
     buffers = "uniform" if as_in else "layer"
     one_axis = "l2" if as_in else one_axis
     needs_data = norm not in ("update", "update-l1")

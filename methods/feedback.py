@@ -60,7 +60,7 @@ def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
     Nøkland 2016 (NeurIPS): with e = dL/dlogits, the gradient of a block's input h is e R, with a fixed random
     R of (outputs, numbers in one example's h), uniform in [-1, 1) / sqrt(numbers in h); in a sequence with an output at
     each position, of one position's h. From there down to the next block, through pooling, activation and BatchNorm, and
-    inside a block, backpropagation goes on; the head's own gradients are exact. R is drawn from the seed and the block's
+    inside a block, backpropagation continues; the head's own gradients are exact. R is drawn from the seed and the block's
     name, the same for all clients and rounds.
 
     A block (`raysim methods --model`) is a residual or encoder block as a whole, so that no error leaks past R along a

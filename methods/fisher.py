@@ -59,7 +59,7 @@ def fisher(
             weight = server.weights.get(leaf.name)
             assert not isinstance(weight, RightMap)  # "merge" is claimed by who gives those
             if weight is not None:
-                refuse_factors(weight, leaf.name, "fisher divides by the weights it multiplies with")
+                refuse_factors(weight, leaf.name, "fisher divides by the weights that multiply the updates")
                 norms = server.report["norm"].double().view((-1,) + (1,) * (weight.dim() - 1))
                 weights[leaf.name] = weight if is_mammoth else weight / norms
         below = server.total("fisher", weights)

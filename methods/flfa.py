@@ -121,7 +121,7 @@ def global_weight(client: ClientView, leaf: Leaf) -> Tensor:
     """W^r of a layer. Warns where all of it is 0."""
     weight = client.layout.view(client.start, leaf)
     if not bool(weight.any()):  # waits for the device: once a round, not for a step
-        fault = f"flfa: all of {leaf.layer!r} is 0 at the start of the round, and so is its feedback"
+        fault = f"flfa: all of {leaf.layer!r} is 0 at the start of the round, and so is the feedback"
         warnings.warn(f"{fault}: no error passes it", stacklevel=3)
     return weight
 
@@ -142,8 +142,8 @@ def log_choice(server: ServerView, layers: dict[str, Leaf], scores: Tensor, used
     is_idle = [name == idle_layer(server.layout) for name in layers]
     server.log("is_plain", float(all(is_idle[index] for index in used)))
     if all(is_idle[index] for index in chosen):
-        where = f"flfa: the chosen layer {list(layers)[chosen[0]]!r} is the first one, whose input needs no gradient"
-        mend = "flfa/is_plain counts such rounds, first_layer: false leaves it out"
+        where = f"flfa: the chosen layer {list(layers)[chosen[0]]!r} is the first, whose input needs no gradient"
+        mend = "flfa/is_plain counts the rounds, first_layer: false excludes the layer"
         warnings.warn(f"{where}: the next round is plain backpropagation, to the bit; {mend}", stacklevel=3)
     server.log("agreement", scores, list(layers))
     for rank, index in enumerate(chosen, start=1):

@@ -18,13 +18,13 @@ from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView,
 #: Subspace iteration of `nearest_factors`: columns beyond the rank, and passes over the matrix.
 EXTRA_COLUMNS, NUM_PASSES = 8, 2
 
-AFTER_TRAINING = "after its steps a client's model is seen without what was merged into its frozen weights"
+AFTER_TRAINING = "a client's trained model is seen without the adapters merged into the frozen weights"
 EXCLUDES = {
     "report": AFTER_TRAINING,
-    "forward": "it computes every adapted layer with the merged weights itself",
-    "weigh": "the server sees a model without what was merged into its frozen weights",
-    "is_phase": "after the last round a model is seen without what was merged into its frozen weights",
-    "broadcast": "A is drawn anew and B is zero at the start of each round, so nothing sent about earlier ones fits them",
+    "forward": "flora computes every adapted layer with the merged weights",
+    "weigh": "the server sees a model without the adapters merged into the frozen weights",
+    "is_phase": "after the last round a model is seen without the adapters merged into the frozen weights",
+    "broadcast": "A is drawn anew and B is zero at the start of each round, so messages about earlier adapters do not fit",
 }
 
 
@@ -70,14 +70,14 @@ def _init(params: Tensor, layout: Layout) -> State:
     """merged: layer -> Delta W of the adapted layers; fresh: [num_params], A and B of a round, NaN elsewhere."""
     if layout.personal:
         raise ValueError(
-            f"flora: {layout.personal[0].name} is personal, and personal models are scored without what was merged; "
+            f"flora: {layout.personal[0].name} is personal, and personal models are scored without merged adapters; "
             "share all layers"
         )
     merged, fresh = {}, torch.full_like(params, torch.nan)
     values, starts = layout.views(params), layout.views(fresh)
     for pair in adapters_of(layout):
         if len(pair.a.shape) != 2:
-            raise ValueError(f"flora: {pair.layer} is no linear layer; leave it out of model.lora.targets")
+            raise ValueError(f"flora: {pair.layer} is no linear layer; remove the name from model.lora.targets")
         a, b = values[pair.a.name], values[pair.b.name]
         if bool(b.any()):
             merged[pair.layer] = b @ a

@@ -59,7 +59,7 @@ def linear_head(layout: Layout, method: str) -> list[Leaf]:
     leaves = [leaf for leaf in layout.params if leaf.is_head and leaf.is_shared]
     if [len(leaf.shape) for leaf in leaves] not in ([2, 1], [2]):
         names = [leaf.name for leaf in leaves]
-        raise ValueError(f"{method}: the head must be one linear layer that is trained and shared, got {names}")
+        raise ValueError(f"{method}: the head must be a single linear layer, trained and shared, got {names}")
     return leaves
 
 

@@ -40,7 +40,7 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
             own = names & part.norms
             if not own:
                 raise ValueError(
-                    "personal: the model has no normalisation layers; set model.norm, or name other layers"
+                    "personal: the model has no normalisation layers; set model.norm, or name further layers"
                 )
         else:
             patterns = layers if isinstance(layers, list) else {"all": ["*"], "head": [part.head]}[layers]
@@ -62,7 +62,7 @@ def _matching(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
         if not matches:
             layers = sorted({name.rpartition(".")[0] for name in names})
             raise ValueError(
-                f"personal: {pattern!r} matches no layer that is trained; there are {', '.join(layers[:8])}"
+                f"personal: {pattern!r} matches no trained layer; known: {', '.join(layers[:8])}"
                 f"{' ...' if len(layers) > 8 else ''}"
             )
         found |= matches

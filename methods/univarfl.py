@@ -63,7 +63,7 @@ def univarfl(
       ValueError: mu or lam < 0, eps <= 0, warmup < 0.
     """
     for name, value in (("mu", mu), ("lam", lam or 0.0)):
-        require(f"univarfl: {name}", value, value >= 0, ">= 0", "0 leaves its term out")
+        require(f"univarfl: {name}", value, value >= 0, ">= 0", "0 removes the term")
     require("univarfl: eps", eps, eps > 0, "> 0", f"equal features would divide by zero, {EPS:g} is safe")
     require("univarfl: warmup", warmup, warmup >= 0, ">= 0 rounds", "0 has the whole mu from the start")
 

@@ -155,7 +155,7 @@ def refuse_out_of_range(name: str, **options: float) -> None:
     iterations = options.get("iterations", 1)
     require(f"{name}: iterations", iterations, iterations <= 100_000, "at most 100000")
     for option, value in options.items():
-        require(f"{name}: {option}", value, value > 0, "> 0", "leave it out for the default")
+        require(f"{name}: {option}", value, value > 0, "> 0", "remove the option for the default")
 
 
 def fewest(least: Callable[[int], int], options: str) -> Callable[[RunSizes], str]:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-STOPPED = "stopped by Ctrl-C; the same command begins anew\n"
+STOPPED = "stopped by Ctrl-C; the same command starts from the beginning\n"
 
 
 def main() -> None:

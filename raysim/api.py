@@ -57,12 +57,12 @@ def run(
       on_round: called after every round; what it raises ends the run, unfinished; "stop" ends it, completed.
       scale: lay the file's `scale` settings over it, as --scaled does; what is given here overrides them.
       quiet: no lines about progress.
-      settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is laid over its group,
+      settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is merged into the group,
         `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, functions of your
         own that return a Method, also as {function: options}, and values of type `raysim.Method`.
     Raises:
       ConfigError: every fault of the configuration. RaysimError: what ended the run, in words.
-      KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint was written, and the same call goes on.
+      KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint was written, and the same call resumes.
     """
     from raysim.cli.terminal import Progress
 
@@ -93,7 +93,7 @@ def tune(
       config, overrides, scale, settings: as for `run`, with a group `tune`:
         `raysim.tune({"tune": {"param_space": {"local.lr": {"grid_search": [0.1, 0.01]}}}}, name="lr")`.
     Raises:
-      ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call goes on.
+      ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call resumes it.
     """
     from raysim.cli.terminal import LiveLine
 

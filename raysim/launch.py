@@ -53,7 +53,7 @@ def settings_of(
 
 
 def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:
-    """A setting of the call; a dictionary for a group is laid over it key by key."""
+    """A setting of the call; a dictionary for a group is merged key by key."""
     group = value_at(raw, key)
     field = Config.model_fields.get(key)
     is_group = isinstance(group, Mapping) or (group is None and field is not None and field.default_factory is not None)
@@ -114,7 +114,7 @@ def _of_other_verbs(config: Config) -> list[Fault]:
     from raysim.tuning.metrics import report_faults
 
     return report_faults(config.report, [config]) + [
-        Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; drop it")
+        Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; remove the group")
         for name, group in {"tune": config.tune, "calibrate": config.calibrate}.items()
         if group != type(group)()
     ]

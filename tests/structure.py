@@ -119,6 +119,11 @@ POINTING = frozenset(
 )
 
 
+def _words(text: str) -> list[str]:
+    """Lower-case words of a text, without code in backquotes."""
+    return re.findall(r"[a-z][a-z'-]*", re.sub(r"`[^`]*`", " ", text).lower())
+
+
 def pointing_words() -> tuple[float, float]:
     """(pointing words per 100 in first paragraphs of docstrings, percent of the short paragraphs with three or more)."""
     words, pointing, short, dense = 0, 0, 0, 0
@@ -127,12 +132,34 @@ def pointing_words() -> tuple[float, float]:
         for node in ast.walk(ast.parse(path.read_text())):
             text = ast.get_docstring(node) if isinstance(node, kinds) else None
             if text:
-                prose = re.sub(r"`[^`]*`", " ", text.split("\n\n")[0]).lower()  # code is no prose
-                found = re.findall(r"[a-z][a-z'-]*", prose)
+                found = _words(text.split("\n\n")[0])
                 count = sum(word in POINTING for word in found)
                 words, pointing = words + len(found), pointing + count
                 short, dense = short + (len(found) <= 40), dense + (len(found) <= 40 and count >= 3)
     return 100 * pointing / words, 100 * dense / short
+
+
+def shown_texts(source: str) -> list[str]:
+    """Strings of four words or more, docstrings left out: messages, keys, captions, help. A value in an f-string is {}."""
+    skipped: set[ast.AST] = set()
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(node.value)  # a docstring
+        elif isinstance(node, ast.JoinedStr):
+            skipped.update(value for value in node.values if isinstance(value, ast.Constant))
+            texts.append("".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return [text for text in texts if len(_words(text)) >= 4]
+
+
+def pointing_words_shown() -> float:
+    """Pointing words per 100 in the texts that users see."""
+    found = [word for path in sources() for text in shown_texts(path.read_text()) for word in _words(text)]
+    return 100 * sum(word in POINTING for word in found) / len(found)
 
 
 def num_keys() -> int:
@@ -164,6 +191,7 @@ def main() -> None:
     print(
         "pointing words per 100 in docstrings: {:.1f}; short docstrings with three: {:.1f} %".format(*pointing_words())
     )
+    print(f"pointing words per 100 in messages, keys, captions and help: {pointing_words_shown():.1f}")
     count = len(re.findall(r"\bAny\b", everything))
     print(f"`Any`: {count}; `dict[str, Any]`: {everything.count('dict[str, Any]')}")
     arrows = floors()

@@ -188,7 +188,7 @@ raysim.run({settings!r}, name="cut", rounds=5, on_round=lambda record: print(rec
         output, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT  # a loop of the shell around it ends, too
     assert lines == ["0\n"]
-    message = r"KeyboardInterrupt: stopped by a signal after a checkpoint; the same command goes on at round (\d)\n"
+    message = r"KeyboardInterrupt: stopped by a signal after a checkpoint; the same command resumes at round (\d)\n"
     (next_round,) = re.findall(message, errors)
     assert int(next_round) == len(output.splitlines()) + 2 < 6
     rounds: list[int] = []
@@ -255,7 +255,7 @@ def test_more_rounds_give_the_hash_of_a_run_through(settings, methods):
 
 def test_more_rounds_are_refused_where_the_schedule_depends_on_the_total(settings):
     raysim.run(settings, name="a", local__schedule="cosine", quiet=True)
-    with pytest.raises(ConfigError, match="cosine depends on that"):
+    with pytest.raises(ConfigError, match="cosine depends on the number"):
         raysim.run(settings, name="a", rounds=5, local__schedule="cosine", quiet=True)
 
 
@@ -304,7 +304,7 @@ def test_a_finished_run_without_checkpoints_keeps_its_results(settings):
 def test_labels_given_to_a_run_that_is_there_are_its_labels(settings, capsys):
     raysim.run(settings, name="a", rounds=1, labels={"method": "first"})
     again = raysim.run(settings, name="a", rounds=1, labels={"method": "Mine", "size": 3})
-    assert "config.yaml of run 'a' has the labels that were given now" in capsys.readouterr().err
+    assert "config.yaml of run 'a' has the labels of the present call" in capsys.readouterr().err
     assert again.config["labels"] == {"method": "Mine", "size": 3}
     capsys.readouterr()
     assert raysim.run(settings, name="a", rounds=1).config["labels"] == {"method": "Mine", "size": 3}

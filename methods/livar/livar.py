@@ -21,7 +21,7 @@ T = TypeVar("T")
 Table = Literal["released", "paper", "online"] | list[list[float]] | dict[str, object]
 
 #: Why a method that works after the last round is refused where products are scored.
-AT_THE_END = "after the last round there are no clients' factors to score; set evaluate: factors"
+AT_THE_END = "after the last round no clients' factors are left to score; set evaluate: factors"
 
 #: Options of the adapters.
 OfAdapters = Annotated[T, counts_without("components", "head")]

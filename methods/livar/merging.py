@@ -96,7 +96,7 @@ def refuse_other_steps(server: ServerView) -> None:
             mean = (weights[:, None, None] * factors).sum(0).to(server.params.dtype)
             if not torch.allclose(views[leaf.name], mean.view_as(views[leaf.name]), rtol=1e-3, atol=1e-5):
                 what = f"another method moved {leaf.name} at the server, which the scored products of eq. 3 do not see"
-                raise MethodError(what, "livar", "drop it, or set evaluate: factors")
+                raise MethodError(what, "livar", "remove the method, or set evaluate: factors")
 
 
 def stacked(weights: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ def gram(a: Tensor, b: Tensor) -> np.ndarray:
 def target_coefficients(inner: np.ndarray, target: np.ndarray, *, ridge: float = RIDGE) -> np.ndarray:
     """argmin ||dW_joint - sum_i lambda_i dW_i||^2 + tau ||lambda - 1/K||^2 over lambda >= 0 (eq. 4), tau = ridge trace(G) / K.
 
-    The ridge settles what the data leave open: identical clients get equal shares of what one of them would get. The
+    The ridge decides what the data leave open: identical clients get equal shares of what one of them would get. The
     paper's constraint is lost; coefficients are not negative here.
 
     Args:

@@ -1,4 +1,4 @@
-"""When an option counts: declared beside the option, and read by one checker, `raysim.config.counting`.
+"""When an option applies: declared beside the option, and read by one checker, `raysim.config.counting`.
 
 A key of the configuration declares it in the schema, `key(0.1, "...", counts=counts_with("partition.scheme", "dirichlet"))`;
 an option of a method or a model in its annotation, `groups: Annotated[int, counts_with("norm", "group")] = 2`. Given where
@@ -16,7 +16,7 @@ from raysim.base.texts import listed
 
 @dataclass(frozen=True)
 class Counts:
-    """A condition under which an option counts.
+    """A condition under which an option applies.
 
     Attributes:
       key: the setting that decides it: a dotted key of the configuration, or an option beside this one.
@@ -35,12 +35,12 @@ class Counts:
 
     @property
     def condition(self) -> str:
-        """When the option counts: "norm group"."""
+        """When the option applies: "norm group"."""
         return " or ".join(f"{each.key} {each.words}" for each in (self, *self.others))
 
     def reason(self, value: object) -> str:
         """Why an option has no effect where the deciding setting has this value."""
-        return f"has no effect with {self.key} {_shown(value)} (it counts with {self.condition})"
+        return f"has no effect with {self.key} {_shown(value)} (applies with {self.condition})"
 
 
 def counts_with(key: str, *values: object) -> Counts:
@@ -59,12 +59,12 @@ def counts_above(key: str, bound: float) -> Counts:
 
 
 def counts_given(key: str) -> Counts:
-    """It counts where another setting is given."""
+    """The option applies if another setting is given."""
     return Counts(key, "a value other than null", lambda value, _: value is not None)
 
 
 def counts_empty(key: str) -> Counts:
-    """It counts where a list or mapping is empty."""
+    """The option applies if a list or mapping is empty."""
     return Counts(key, "empty", lambda value, _: not value)
 
 

@@ -14,7 +14,7 @@ from types import CellType
 def source_digest(function: object) -> str:
     """Eight letters that change with the source of a function, or of a method's hooks, and with the values inside.
 
-    A run does not go on with a function that was edited meanwhile, or that was made with another option.
+    A run does not resume with a function that was edited meanwhile, or that was made with another option.
     """
     whole = hashlib.sha256()
     _add_to(whole, function, frozenset())

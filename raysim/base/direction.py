@@ -38,7 +38,7 @@ def declare(name: str, direction: object) -> None:
       ConfigError: neither "max" nor "min" nor None.
     """
     if direction not in ("max", "min", None):
-        raise ConfigError([Fault(name, f"its direction must be 'max' or 'min', got {direction!r}")], "own code")
+        raise ConfigError([Fault(name, f"the direction must be 'max' or 'min', got {direction!r}")], "own code")
     if direction is not None or name not in OF_RAYSIM:
         DIRECTIONS[name] = direction
 
@@ -61,7 +61,7 @@ def direction_of(metric: str, given: Direction | None = None, *, key: str = "mod
     declared = [each for each in DIRECTIONS if f"{bare}_".startswith(f"{each}_")]
     found = DIRECTIONS[max(declared, key=len)] if declared else None
     if found is None:
-        text = f"{bare!r} does not say which of its values are better; take another metric, or set {bare}.direction in its code"
+        text = f"{bare!r} does not declare a better direction; use another metric, or set {bare}.direction in its code"
         raise ConfigError([Fault(key, text)], "the configuration")
     return found
 

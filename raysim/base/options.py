@@ -57,10 +57,10 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def _meaning(parameter: inspect.Parameter, meaning: str) -> str:
-    """The meaning with the options beside which it counts."""
+    """The meaning with the options beside which the option applies."""
     declared = [part for part in get_args(parameter.annotation) if isinstance(part, Counts)]
     conditions = " and ".join(counts.condition for counts in declared)
-    return f"{meaning.removesuffix('.')}; counts with {conditions}" if conditions else meaning
+    return f"{meaning.removesuffix('.')}; applies with {conditions}" if conditions else meaning
 
 
 def meanings(make: Callable[..., object]) -> dict[str, str]:

@@ -190,7 +190,7 @@ def note_of_values(settings: object) -> str:
     if not names:
         return ""
     subject = f"{', '.join(names)} {'is a value' if len(names) == 1 else 'are values'} given from Python"
-    return f"{subject}; no file holds {'it' if len(names) == 1 else 'them'}, so only the same call from Python goes on"
+    return f"{subject}; no file holds {'it' if len(names) == 1 else 'them'}, so only the same call from Python resumes"
 
 
 def name_of(function: Callable[..., object], key: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether what a setting asks for fits into memory at all: told by an estimate before anything is allocated."""
+"""Whether what a setting asks for fits into memory at all: by an estimate before anything is allocated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def memory_fault(num_bytes: int) -> str:
     there = memory_bytes()
     if num_bytes <= there:
         return ""
-    return f"would take at least {_text(num_bytes)} of memory, and this machine has {_text(there)}"
+    return f"would take at least {_text(num_bytes)} of memory; the machine has {_text(there)}"
 
 
 def _text(num_bytes: int) -> str:

@@ -47,4 +47,4 @@ def load_json(text: str | bytes) -> object:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("nested too deeply") from error

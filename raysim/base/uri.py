@@ -43,7 +43,7 @@ def uri_fault(uri: str) -> str:
     except ValueError as error:
         return f"{masked(text)} is no URI ({error}); write {scheme}://BUCKET/FOLDER"
     if parts.password is not None or _QUERY.search(text) or (_USER.search(text) and scheme not in ("hdfs", "viewfs")):
-        remedy = "take them out and set the environment (S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+        remedy = "remove the credentials and set the environment (S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
         return f"{masked(text)} has credentials, which would be kept with every run; {remedy}"
     if scheme == "file":
         return "" if parts.path and not parts.netloc else f"{uri} is not absolute; write file:///FOLDER"

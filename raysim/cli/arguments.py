@@ -22,7 +22,7 @@ GridOverrides = Annotated[
     list[str] | None, Argument(help="settings as key=value; key=1,2,3 makes an axis of a grid", metavar="[a.b=c,d ...]")
 ]
 Planned = Annotated[bool, Option("--plan", help="print the expected cost and stop; trains a few steps")]
-Scaled = Annotated[bool, Option("--scaled", help="lay the file's `scale` settings over it")]
+Scaled = Annotated[bool, Option("--scaled", help="apply the file's `scale` settings")]
 
 #: Keys of the `report` group that take several values -> their option, to be given once for each value.
 REPEATED = {"columns": "--columns", "ignore": "--ignore", "published": "--published", "figures": "--figure"}

@@ -82,7 +82,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     counts = {
         "to run": len(trials),
         "finished": len(firsts) - len(waiting),
-        "only repeat another one": len(sweep.trials) - len(firsts),
+        "repeat another trial": len(sweep.trials) - len(firsts),
         "refused": len(sweep.refused),
     }
     total = sweep.num_trials + len(sweep.refused)
@@ -144,12 +144,12 @@ def _print(priced: Sequence[Priced], seconds: float, source: str) -> None:
     for (network, methods), some in order[:MOST_ROWS]:
         table.add_row(escape(network), escape(methods), *_cells(some))
     if len(order) > 1:
-        more = f"{len(order) - MOST_ROWS} more of them above" if len(order) > MOST_ROWS else ""
+        more = f"{len(order) - MOST_ROWS} more above" if len(order) > MOST_ROWS else ""
         table.add_row("all", more, *_cells(priced))
     print_table(table)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     out.print(
-        f"times are CPU seconds, as on an idle machine; the load is {load:.1f} on {cores} cores now", markup=False
+        f"times are CPU seconds, as on an unloaded machine; the load is {load:.1f} on {cores} cores now", markup=False
     )
 
 

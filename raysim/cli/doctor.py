@@ -71,7 +71,7 @@ def installation() -> Iterator[Finding]:
         importlib.import_module("torchvision.ops")  # does not load where torch and torchvision do not fit
     except (ImportError, RuntimeError, AttributeError) as error:
         fault = f" ({error}): use the versions of constraints.txt"
-    yield not fault, f"torch and torchvision {'do not ' if fault else ''}fit each other{fault}"
+    yield not fault, f"torch and torchvision {'do not ' if fault else ''}match{fault}"
     import psutil
 
     from raysim.folders.environment import gpu_names  # loads PyTorch
@@ -88,7 +88,7 @@ def disks(storage: Path) -> Iterator[Finding]:
         _write_probe(storage).unlink()
         yield _disk(_existing(storage), f"{storage} (storage)")
     except OSError as error:
-        remedy = "set storage, or RAYSIM_HOME, to a folder that can"
+        remedy = "set storage, or RAYSIM_HOME, to a writable folder"
         yield False, f"storage {storage} cannot be written ({error}): {remedy}"
 
 
@@ -104,7 +104,7 @@ def at_uri(storage: str) -> Iterator[Finding]:
     except DataError as error:
         yield False, f"storage: {error}"
     except FAILURES as error:
-        yield False, f"storage {storage} cannot be written ({reason(error)}): see to the rights of its credentials"
+        yield False, f"storage {storage} cannot be written ({reason(error)}): check the rights of the credentials"
 
 
 def _disk(folder: Path, name: str) -> Finding:
@@ -168,23 +168,23 @@ def _core(name: str, text: str) -> str:
 def _gpus(node: NodeFacts) -> Finding:
     line, names = f"{node.cpus:g} CPUs, {node.gpus:g} GPUs", ", ".join(node.gpu_names)
     if names and not node.gpus:
-        return True, f"{line}; {names} is there, but Ray was not told: ray start --num-gpus"
-    fault = ", but PyTorch sees none: check nvidia-smi there, and that torch is a CUDA build"
+        return True, f"{line}; {names} is present, but Ray does not use the GPU: ray start --num-gpus"
+    fault = ", but PyTorch sees no GPU: check nvidia-smi on the node, and install a CUDA build of torch"
     return _finding(bool(names) or not node.gpus, f"{line} ({names})" if names else line, fault)
 
 
 def _temp(node: NodeFacts) -> Finding:
     is_ok = node.temp_free_bytes >= max(MIN_DISK, (1 - FULL) * node.temp_total_bytes)
-    fault = ": Ray needs 2 GiB and a disk below 95 %; start it with another --temp-dir"
+    fault = ": Ray needs 2 GiB and a disk below 95 %; start Ray with another --temp-dir"
     return _finding(is_ok, f"{node.temp_free_bytes / 2**30:.1f} GiB free in {node.temp_dir}", fault)
 
 
 def _storage(node: NodeFacts, storage: Path) -> Finding:
     if node.sees_storage:
         return True, f"sees {storage}"
-    remedy = "mount shared storage on every node and set RAYSIM_HOME to it"
-    scope = "a single run needs it on the head alone, a sweep everywhere"
-    return False, f"does not see what the driver writes to {storage}: {remedy} ({scope})"
+    remedy = "mount shared storage on every node and set RAYSIM_HOME to the mount"
+    scope = "a single run needs the mount on the head only, a sweep on all nodes"
+    return False, f"does not see the driver's files in {storage}: {remedy} ({scope})"
 
 
 def _write_probe(storage: Path) -> Path:

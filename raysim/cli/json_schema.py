@@ -17,7 +17,7 @@ OWN = "^[^:]+:[^:]+$"
 class ConfigFile(Config):
     """A configuration of raysim, as a file has it."""
 
-    base: str | None = key(None, "file that this one is laid over, or a recipe's name, as in paper:fedvg/table_A3")
+    base: str | None = key(None, "file that this file overrides, or a recipe's name, as in paper:fedvg/table_A3")
 
 
 def json_schema() -> Settings:

@@ -167,7 +167,7 @@ def partition(
 @with_options(reader_options())
 def prepare(
     name: Annotated[
-        str | None, Argument(help="a data set, or module:function of your own; without it, the known ones are listed")
+        str | None, Argument(help="a data set, or module:function of your own; without a name, known sets are listed")
     ] = None,
     words: Annotated[
         list[str] | None, Argument(metavar="[KEY=VALUE ...]", help="options of a function of your own")
@@ -196,7 +196,7 @@ def methods(
             help="a method or a model; or with --model, settings of the model group, as in stem=small",
         ),
     ] = None,
-    model: Annotated[str | None, Option(help="print the layer blocks of this model instead")] = None,
+    model: Annotated[str | None, Option(help="print the layer blocks of a model instead")] = None,
     size: Annotated[
         int | None, Option(min=1, help="with --model: height and width of the images, or length of the sequences")
     ] = None,
@@ -216,7 +216,7 @@ def methods(
             print_function(name)
     else:
         out.print(
-            "Methods combine in the order of their list; an empty list is fedavg. `raysim methods NAME` shows one with its "
+            "Methods combine in the order of their list; an empty list is fedavg. `raysim methods NAME` shows a method with its "
             "options."
         )
         print_functions({name: {make.__name__: make for make in group} for name, group in GROUPS.items()})
@@ -268,7 +268,7 @@ def recipes(
         Argument(help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster"),
     ] = None,
     target: Annotated[str | None, Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")] = None,
-    is_copy: Annotated[bool, Option("--copy", help="copy it, with the files it needs as its base")] = False,
+    is_copy: Annotated[bool, Option("--copy", help="copy the file, together with all base files")] = False,
 ) -> None:
     """List the files that come with raysim, print a file, or copy files; `raysim run paper:fedvg/table_A3` needs no
     copy.

@@ -62,7 +62,7 @@ def _telling_files(place: str) -> Iterator[tuple[Path, Mapping[str, Stamp]]]:
         yield folder, stamps(folder)
         return
     source = reached_folder(place)
-    mend = "see to its server, credentials and network"
+    mend = "check the server, the credentials and the network"
     with tempfile.TemporaryDirectory() as copy:
         with explained("cannot read", place, mend, *FAILURES):
             changed = source.files()
@@ -78,7 +78,7 @@ def _runs_table(place: str, folder: Path, changed: Mapping[str, Stamp]) -> Table
             newest_s[str(parent)] = max(newest_s[str(parent)], at_ns // 10**9)
     runs = [_progress(place, files, folder, newest_s) for files in RunFolder.below(folder)]
     if not runs:
-        raise DataError("no run", place, "give a place where `raysim run` or `raysim tune` wrote some")
+        raise DataError("no run", place, "give a place where `raysim run` or `raysim tune` wrote runs")
     sweeps = {path.parent.relative_to(folder).as_posix() for path in folder.rglob("sweep.yaml")} - {"."}
     rows: dict[str, tuple[str, ...]] = {}
     for run in runs:

@@ -41,12 +41,12 @@ def prepare_and_print(
       DataError: as `prepare` and `prepare_by_name`; options that do not go together.
     """
     if name is None:
-        out.print("`raysim prepare NAME --root FILES` converts a set to Arrow. The sets it knows:")
+        out.print("`raysim prepare NAME --root FILES` converts a set to Arrow. Known sets:")
         print_columns(_known_sets(path_to_write(root)))
         return
     if ":" in name:
         if options != ReaderOptions() or use_ray or save_as is None:
-            mend = "give --as NAME, --root FILES, --out, --again, and its own options as key=value"
+            mend = "give --as NAME, --root FILES, --out, --again, and the function's options as key=value"
             raise DataError(f"{name}, a function of your own, takes other options", "", mend)
         with LiveLine() as line:
             line.step(f"preparing {save_as} by {name}")
@@ -95,7 +95,7 @@ def _tell_of_the_one_there(path: Path, files: Path | None) -> None:
         return
     unread = f"; {files} is not read" if files is not None and str(files.absolute()) != source else ""
     origin = f" from {source}" if source else ""
-    err.print(f"note: {shown(path)} was made before{origin}{unread}; --again makes it anew", markup=False)
+    err.print(f"note: {shown(path)} was made before{origin}{unread}; --again repeats the preparation", markup=False)
 
 
 def _known_sets(root: Path) -> dict[str, str]:

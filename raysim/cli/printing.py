@@ -46,7 +46,7 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
         out.print(f"its settings:    {shown(sweep.folder / 'best.yaml')}, for `raysim run`", markup=False)
     out.print(f"TensorBoard:     {command('tensorboard', '--logdir', sweep.folder)}", markup=False)
     if not all(outcome.is_finished for outcome in outcomes.values()):
-        err.print("the same command runs what is not finished")
+        err.print("the same command resumes unfinished trials")
         return 1
     if len(unranked) == len(outcomes):
         err.print("the same command with another tune.metric ranks them; nothing is trained again", markup=False)

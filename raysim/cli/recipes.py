@@ -26,7 +26,7 @@ def show(name: str | None, target: str | None, *, is_copy: bool) -> None:
         raise ConfigError([Fault(target, "a file or folder has effect with --copy only; add it")], "the command line")
     if is_copy:
         if name is None:
-            raise ConfigError([Fault("--copy", "needs the name of a file or kind before it")], "the command line")
+            raise ConfigError([Fault("--copy", "needs the name of a file or kind first")], "the command line")
         for path in copy(name, target):
             say(f"copied: {path}")
     elif name is None or name in KINDS:
@@ -103,7 +103,7 @@ def _copies_of_file(name: str, target: str | None) -> dict[Path, Path]:
 
 
 def _bases(file: Path) -> list[Path]:
-    """The files that a file is laid over, the nearest first."""
+    """The base files of a file, the nearest first."""
     base = yaml.safe_load(file.read_text()).get("base")
     return [file.parent / base, *_bases(file.parent / base)] if base else []
 

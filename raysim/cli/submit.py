@@ -1,4 +1,4 @@
-"""`raysim submit`: a verb as a job of a running cluster; submit it again to go on."""
+"""`raysim submit`: a verb as a job of a running cluster; submit the file again to resume."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def submit_and_follow(config: str, overrides: Sequence[str], job: Job, *, waits:
         sound_config(raw, config)
     is_named = bool(raw.get("name"))
     name = str(raw["name"]) if is_named else Path(config).stem + (sweep.SCALED if job.is_scaled else "")
-    # Without a name a run gets a new directory each time, and would not go on.
+    # Without a name a run gets a new directory each time, and would not resume.
     words = ["python", "-m", "raysim", verb, _below(config, job.working_dir), *overrides]
     words += [] if is_named or verb != "run" else [f"name={name}"]
     words += ["--scaled"] if job.is_scaled else []
@@ -81,7 +81,7 @@ def _environment(variables: Sequence[str]) -> dict[str, str]:
 def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str, str], *, waits: bool) -> int:
     from raysim.engine.ray.jobs import Jobs
 
-    mend = "set RAY_API_SERVER_ADDRESS to its dashboard, as http://HOST:8265, and RAY_AUTH_MODE=token where it has one"
+    mend = "set RAY_API_SERVER_ADDRESS to the dashboard, as http://HOST:8265, and RAY_AUTH_MODE=token for a cluster with a token"
     line = LiveLine()
     kinds = (OSError, RuntimeError)  # a dashboard that refuses a large upload closes the connection, too
     with explained("the job could not be submitted", "the Ray cluster", mend, *kinds, to=RaysimError):
@@ -89,16 +89,16 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
             line.step("connecting to the Ray cluster")
             jobs = Jobs()
         if jobs.is_running(job_id):
-            say(f"job {job_id} is running; this is its log (`ray job stop {job_id}` ends it)")
+            say(f"job {job_id} is running; log follows (`ray job stop {job_id}` ends it)")
         else:
             with line:
                 line.step(f"sending {working_dir.resolve()} to the cluster")
                 jobs.submit(job_id, command, working_dir, environment)
             say(f"submitted job {job_id}: {command}")
     if not waits:
-        say(f"`ray job logs --follow {job_id}` shows its log, `ray job stop {job_id}` ends it")
+        say(f"`ray job logs --follow {job_id}` shows the log, `ray job stop {job_id}` ends the job")
         return 0
-    goes_on = f"job {job_id} keeps running; the same command follows the job, and `ray job stop {job_id}` ends it"
+    goes_on = f"job {job_id} keeps running; the same command follows the job, and `ray job stop {job_id}` ends the job"
     try:
         end = jobs.follow(job_id, _write)
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def _run_job(job_id: str, command: str, working_dir: Path, environment: dict[str
     if end.status == "SUCCEEDED":
         say(f"job {job_id} succeeded")
         return 0
-    err.print(f"job {job_id} {end.status.lower()}: {end.message}; submit it again to go on", markup=False)
+    err.print(f"job {job_id} {end.status.lower()}: {end.message}; submit the file again to resume", markup=False)
     return STOPPED if end.status == "STOPPED" else end.exit_code or 1
 
 

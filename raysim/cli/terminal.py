@@ -199,7 +199,7 @@ class Progress:
         where = f"resuming at round {first_round + 1} of" if first_round else "running"
         spent = f"{self._rounds_began - self._began:.1f} s to start"
         if first_round == num_rounds:
-            more = "a larger `rounds` goes on, another `name` begins anew"
+            more = "a larger `rounds` continues the run, another `name` starts a new run"
             self.line.say(f"all {num_rounds} rounds are in {folder}; {more}")
             return
         rounds = f"{num_rounds} round{'s' * (num_rounds != 1)}"

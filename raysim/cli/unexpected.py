@@ -52,12 +52,12 @@ def sentence(error: BaseException) -> str:
     """Return the message of an error whose traceback was written to a file."""
     unwritable = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     if isinstance(error, OSError) and error.errno in unwritable:
-        remedy = "Free space there, or set storage and data.root to folders that can be written"
+        remedy = "Free space, or set storage and data.root to writable folders"
         return f"cannot write ({masked(str(error))}). {remedy}"
     words = masked(" ".join(str(error).split()))[:500].rstrip(".")
     return (
-        f"{type(error).__name__}: {words}. This is a fault of raysim or one of its packages{_kept(error)}. "
-        f"{DEBUG_VARIABLE}=1 shows it here"
+        f"{type(error).__name__}: {words}. The fault is in raysim or a package{_kept(error)}. "
+        f"{DEBUG_VARIABLE}=1 prints the traceback"
     )
 
 
@@ -68,12 +68,12 @@ def _kept(error: BaseException) -> str:
     for folder in (Path.cwd(), Path(tempfile.gettempdir())):
         with suppress(OSError):
             (folder / name).write_text(text)
-            return f"; its traceback is in {folder / name}"
+            return f"; traceback in {folder / name}"
     return ""
 
 
 def shown_once() -> Callable[..., None]:
-    """A setting left out is a line for users, told once; other warnings are for programmers, with their place."""
+    """A setting left out is a line for users, printed once; other warnings are for programmers, with their place."""
     lines: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *place: Any) -> None:

@@ -70,7 +70,7 @@ def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list
     """The same as faults; without those of which an axis of `tune` decides, which are looked at trial by trial."""
     axes = list(mappings(tune))
     return [
-        Fault(key, f"{reason}; drop it, or change {counts.key}")
+        Fault(key, f"{reason}; remove the key, or change {counts.key}")
         for key, (counts, reason) in idle_options(model, prefix).items()
         if not any(sets(axis, each.key) for axis in axes for each in (counts, *counts.others))
     ]
@@ -83,12 +83,12 @@ def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[s
     option of which an axis of `tune` decides whether it counts is looked at trial by trial.
 
     Args:
-      raw: the layers laid over each other; model: its schema.
+      raw: the merged layers; model: the schema of `raw`.
       layers: settings by dotted keys, the uppermost first; the lowest, which may hold groups, is the last.
     """
     try:
         config = model.model_validate(raw)
-    except ValidationError:  # is told where the whole is checked
+    except ValidationError:  # reported where the whole is checked
         return {}
     idle = idle_options(config)
     axes = list(mappings(raw.get("tune")))

@@ -21,7 +21,7 @@ def group(kind: type[Any], meaning: str, *, counts: Counts | None = None) -> Any
 
 
 def _described(meaning: str, counts: Counts | None) -> str:
-    return meaning if counts is None else f"{meaning}; counts with {counts.condition}"
+    return meaning if counts is None else f"{meaning}; applies with {counts.condition}"
 
 
 def _counting(field: Any, counts: Counts | None) -> Any:

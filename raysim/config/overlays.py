@@ -38,7 +38,7 @@ def layered(
     """Merge a file's configuration, `scale` and the settings of a call, in this order; later layers override earlier
     ones.
 
-    In a sweep the settings are laid over labels as well, trial by trial: `tune.fixed` keeps them. A key that is an axis
+    In a sweep the settings override labels as well, trial by trial: `tune.fixed` keeps them. A key that is an axis
     chooses among its labels, or leaves one value.
 
     Args:

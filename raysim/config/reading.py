@@ -21,7 +21,7 @@ from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
-    """The raw configuration: the file with `a.b=c` overrides laid over it. Precedence: override, file, base, default.
+    """The raw configuration: the file with `a.b=c` overrides. Precedence: override, file, base, default.
 
     A file may name another as its `base` (relative to itself): its own groups are merged into that file's key by key.
     Both may be names of recipes that come with raysim, `paper:fedvg/table_A3`.
@@ -49,7 +49,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
         text = "is empty; write at least one setting of the run, for example `rounds: 10`"
         raise ConfigError([Fault("file", text)], source)
     if path.resolve() in above:
-        raise ConfigError([Fault("base", "leads back to this file; remove one of the two")], source)
+        raise ConfigError([Fault("base", "leads back to the same file; remove one of the two")], source)
     if not isinstance(raw, dict):
         raise ConfigError([Fault("file", f"must hold keys and values, got {type(raw).__name__}")], source)
     base = raw.pop("base", None)
@@ -71,7 +71,7 @@ def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
     What the uppermost layer sets stays, to be refused.
 
     Args:
-      raw: the layers laid over each other.
+      raw: the merged layers.
       layers: settings by dotted keys or in groups, the uppermost first.
     """
     idle = {key: reason for key, reason in left_idle(raw, Config, layers).items() if not sets(layers[0], key)}
@@ -99,7 +99,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
         try:
             values[key] = load_yaml(text)
         except ValueError as error:
-            mend = f"; in a shell, put all of it in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
+            mend = f"; in a shell, put the whole override in quotes: '{key}=...'" if text.startswith(("[", "{")) else ""
             raise ConfigError([Fault(key, f"value {text[:60]!r} {error}{mend}")], "the command line") from error
     return values
 
@@ -165,9 +165,9 @@ def _contradictions(config: Config) -> Iterator[Fault]:
         yield Fault("data.unseen_clients", "leaves nobody who trains; raise partition.num_clients, or drop it")
     elif config.cohort_size > config.num_clients:
         size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
-        yield Fault("cohort.size", f"{size}; lower it or raise partition.num_clients")
+        yield Fault("cohort.size", f"{size}; lower cohort.size or raise partition.num_clients")
     if None not in (local.steps, local.epochs):
-        text = "steps and epochs are both set; keep one, and set the other to null if a file below has it"
+        text = "steps and epochs are both set; keep one, and set the second to null if a base file has both"
         yield Fault("local", text)
 
 
@@ -182,7 +182,7 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
         yield Fault("partition.file", "is missing; scheme file needs the path of a CSV, Parquet or JSON file")
     if data.test + data.validation >= 1 and data.split != "official":
         held_out = f"test {data.test:g} and validation {data.validation:g}"
-        yield Fault("data", f"{held_out} leave nothing to train on; lower them")
+        yield Fault("data", f"{held_out} leave nothing to train on; lower the fractions")
     if data.split_within_clients and data.split == "official":
         text = "cuts test rows from the set; set data.split to fraction, or remove the key"
         yield Fault("data.split_within_clients", text)
@@ -192,7 +192,7 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
         yield Fault("data.files", "no reader is given; set data.reader to module:function of your own, or drop it")
     names = [data.name, *data.test_sets]
     if repeated := next((name for index, name in enumerate(names) if name in names[:index]), ""):
-        yield Fault("data.test_sets", f"{repeated!r} is tested on already; name it once")
+        yield Fault("data.test_sets", f"{repeated!r} is tested on already; name the set once")
     yield from _validation_contradictions(config)
 
 
@@ -204,7 +204,7 @@ def _validation_contradictions(config: Config) -> Iterator[Fault]:
     if (external.name is None) != (external.mapping is None):
         yield Fault("data.validation_set.external", "needs both name and mapping; set both or none")
     if is_changed and not data.validation and external.name is None:
-        yield Fault("data.validation_set", "there is no validation set; raise data.validation")
+        yield Fault("data.validation_set", "no validation set; raise data.validation")
     if own.share > 0 and (last := max(own.clients)) >= config.num_clients:
         text = f"client {last} of {config.num_clients}; clients are counted from 0, name others"
         yield Fault(place, text)

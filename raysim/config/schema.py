@@ -58,10 +58,8 @@ class LocalGroup(Group):
     schedule: Literal["constant", "exponential", "cosine"] = key(
         "exponential", "course of the learning rate over the rounds; exponential without lr_decay is constant"
     )
-    optimizer: Literal["sgd", "adamw"] = key("sgd", "client optimiser; every round begins with a new one")
-    max_grad_norm: float | None = key(
-        None, "largest L2 norm of a gradient; a larger gradient is scaled down to it", gt=0
-    )
+    optimizer: Literal["sgd", "adamw"] = key("sgd", "client optimiser; every round begins with a new state")
+    max_grad_norm: float | None = key(None, "largest L2 norm of a gradient; a larger gradient is scaled down", gt=0)
     precision: Literal["float32", "bfloat16"] = key(
         "float32", "precision of forward and backward passes; parameters, losses, sums and norms stay float32"
     )
@@ -76,7 +74,7 @@ class LocalGroup(Group):
 
     @model_validator(mode="after")
     def _count_by_one(self) -> LocalGroup:
-        """The default of epochs counts where neither is given, and does not beside steps."""
+        """The default of epochs applies where neither is given, and does not beside steps."""
         if self.steps is None and self.epochs is None:
             self.epochs = 1.0
         elif self.steps is not None and "epochs" not in self.model_fields_set:
@@ -150,19 +148,19 @@ class TuneGroup(Group):
     )
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "axis -> other axis -> labels of the other axis; the axis applies beside the listed labels only"
+        {}, "axis -> second axis -> labels of the second axis; the first applies beside the listed labels only"
     )
     fixed: Settings = key(
-        {}, "settings of every trial, laid over those of labels; --scaled and the command line write them"
+        {}, "settings of every trial, above settings of labels; written by --scaled and the command line"
     )
     skip_refused: bool = key(False, "true: trials that a check refuses are left out, and the others start")
     metric: str = key(
         "server/accuracy", "number that compares trials: a column of progress.csv, or an accuracy of summary.json"
     )
-    max_concurrent: int | None = key(None, "trials at a time; null: as many as there is room for", ge=1)
-    scheduler: Literal["asha", "median"] | None = key(None, "what stops trials early")
+    max_concurrent: int | None = key(None, "trials at a time; null: as many as fit", ge=1)
+    scheduler: Literal["asha", "median"] | None = key(None, "rule that stops trials early")
     grace_rounds: int = key(
-        1, "rounds of a trial before it may be stopped", ge=1, counts=counts_given("tune.scheduler")
+        1, "rounds of a trial before the scheduler may stop the trial", ge=1, counts=counts_given("tune.scheduler")
     )
     callbacks: list[str | Settings] = key(
         [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
@@ -188,14 +186,14 @@ class CalibrateGroup(Group):
 class ReportGroup(Group):
     """What `raysim report` makes of the runs; nothing here moves a result.
 
-    A key without a condition counts in every report: what it names stands in the tables, or a note says that no run has it.
+    A key without a condition applies in every report; a note reports names that no run has.
     """
 
     metric: str | None = key(
         None,
         "number in the tables: a key of summary.json (accuracy: of the last round), or a column of progress.csv (its last "
-        "value; after best:, mean: or mean_last_10pct: its best value, its mean, or its mean over the last 10 % of the "
-        "rounds); null: `tune.metric` of a sweep, else accuracy",
+        "value; after best:, mean: or mean_last_10pct: the best value, the mean, or the mean over the last 10 % of the "
+        "rounds); null: `tune.metric` of a sweep, accuracy of a run",
         counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
@@ -207,17 +205,17 @@ class ReportGroup(Group):
     ignore: list[str] = key(
         [], "labels that make neither columns nor tables; runs that differ only in ignored labels are averaged"
     )
-    published: list[str] = key([], "tables in configs/papers/published, or CSV files of that form")
+    published: list[str] = key([], "tables in configs/papers/published, or CSV files of the same form")
     figures: list[str] | None = key(
         None, "names of figures, or module:function of your own; null: bars, lines and curves where they make sense"
     )
     baseline: str | None = key(None, "row that all rows are tested against, and the origin of figure gains")
     gain: str | None = key(
-        None, "X: average gain of the rows `Y + X` over `Y`; label=value: of other columns over those with that value"
+        None, "X: average gain of the rows `Y + X` over `Y`; label=value: of other columns over those with the value"
     )
     time: str | None = key(None, "row whose training time is 1 in a table of relative times")
     target: float | str | None = key(
-        None, "accuracy in percent, or the row that sets it; a table has the rounds, megabytes and seconds to it"
+        None, "accuracy in percent, or a row with it; adds a table of rounds, megabytes and seconds to the target"
     )
     against: str | None = key(None, "row that is tested against all rows")
 
@@ -232,12 +230,12 @@ class Config(Group):
         "docs/storage.md",
     )
     task: str | Settings | None = key(
-        None, "classes, labels, regression, tokens, or module:function of your own; null: what the set is prepared for"
+        None, "classes, labels, regression, tokens, or module:function of your own; null: the task of the prepared set"
     )
-    seed: int = key(0, "seed of every random draw; it and the configuration decide the result", ge=0)
-    rounds: int = key(10, "rounds in all, those of a resumed run included", ge=1)
+    seed: int = key(0, "seed of every random draw; seed and configuration decide the result", ge=0)
+    rounds: int = key(10, "rounds in all, earlier rounds of a resumed run included", ge=1)
     on_nonfinite: Literal["error", "skip"] = key(
-        "error", "error: an update that is not finite ends the run; skip: the round continues without the client"
+        "error", "error: a non-finite update ends the run; skip: the round continues without the client"
     )
     methods: Annotated[list[str | Settings], BeforeValidator(_without_fedavg)] = key(
         [], "methods, applied in this order; an empty list is fedavg"
@@ -257,7 +255,7 @@ class Config(Group):
     labels: dict[str, str | int | float] = key({}, "names of the run in tables; a sweep writes them")
     tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
     calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; no effect in a run")
-    scale: Settings = key({}, "settings laid over the file with --scaled")
+    scale: Settings = key({}, "settings that override the file's with --scaled")
     report: ReportGroup = group(ReportGroup, "settings of `raysim report`; no effect in a run")
 
     @property

@@ -27,13 +27,13 @@ class FromClientsGroup(Group):
     share: float = key(
         0.0,
         "share of the validation set, rounded down, with classes (and domains) in the proportions of some clients' training "
-        "rows; its rows are held out like the others",
+        "rows; the rows are held out like all validation rows",
         ge=0,
         le=1,
     )
     clients: list[Annotated[int, Field(ge=0)]] = key(
         [0],
-        "numbers of these clients, from 0",
+        "numbers of the clients, from 0",
         min_length=1,
         counts=counts_above("data.validation_set.from_clients.share", 0),
     )
@@ -62,7 +62,7 @@ class PreprocessGroup(Group):
     resize: int | None = key(None, "height and width", ge=1)
     own: Own | dict[Own, Settings] | None = key(
         None,
-        "module:function of your own, called last; it maps uint8 images (n, height, width, channels) to such images",
+        "module:function of your own, called last; maps uint8 images (n, height, width, channels) to images of the same form",
     )
 
 
@@ -87,15 +87,15 @@ class DataGroup(Group):
     )
     validation: float = key(
         0.10,
-        "fraction that the server holds for validation; split official takes it only if the set has no validation rows. "
-        "Not given: 0 if no method, metric or key of data.validation_set uses such rows",
+        "fraction that the server holds for validation; split official uses the key only if the set has no validation rows. "
+        "Not given: 0 if no method, metric or key of data.validation_set uses validation rows",
         ge=0,
         lt=1,
         counts=counts_without("data.split", "file"),
     )
     fraction: float = key(
         1.0,
-        "part of the training rows that is used, stratified by class and drawn by partition.seed: up to 1 a fraction, above 1 a "
+        "part of the training rows to use, stratified by class and drawn by partition.seed: up to 1 a fraction, above 1 a "
         "number of rows",
         gt=0,
         counts=counts_without("data.split_within_clients", True),
@@ -110,13 +110,13 @@ class DataGroup(Group):
     )
     unseen_choice: Literal["drawn", "first", "last"] | None = key(
         None,
-        "choice of the unseen clients: drawn by partition.seed, or first or last of the scheme; null: the last ones of scheme "
+        "choice of the unseen clients: drawn by partition.seed, or first or last of the scheme; null: the last clients of scheme "
         "file, else drawn",
         counts=counts_above("data.unseen_clients", 0),
     )
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
     preprocess: PreprocessGroup | None = key(
-        None, "done to every image once, before it is stored; data.resize and the like act on every batch"
+        None, "applied to every image once, before storage; data.resize and similar keys act on every batch"
     )
     normalise: str = key(
         "none",
@@ -125,7 +125,7 @@ class DataGroup(Group):
     )
     scale_targets: bool = key(
         True,
-        "regression: the loss is that of (y - mean) / deviation, by the clients' training rows; metrics keep the target's units",
+        "regression: the loss of (y - mean) / deviation, by the clients' training rows; metrics keep the target's units",
     )
     resize: int | None = key(None, "height and width of the resized images", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(
@@ -133,7 +133,7 @@ class DataGroup(Group):
         "how images, and an augmentation's boxes, are resized",
         counts=counts_given("data.resize") | counts_with("data.augment", "livar-vit"),
     )
-    crop: int | None = key(None, "height and width of the crop: the central one, or the augmentation's", ge=1)
+    crop: int | None = key(None, "height and width of the central crop, or of the augmentation's crop", ge=1)
     channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
     augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
     shift: str | Settings = key(
@@ -181,7 +181,7 @@ class PartitionGroup(Group):
         ]
         | Own
         | Annotated[dict[Own, Settings], Field(min_length=1, max_length=1)]
-    ) = key("dirichlet", "how examples go to clients; joint: one client has all")
+    ) = key("dirichlet", "how examples go to clients; joint: a single client has all")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None, "form of the scheme; null: class for dirichlet, dirichlet for quantity", counts=_of_scheme(*FORMS)
     )
@@ -191,7 +191,7 @@ class PartitionGroup(Group):
         gt=0,
         counts=_of_scheme("dirichlet", "quantity", "nine_plus_one"),
     )
-    num_clients: int = key(20, "number of clients, unseen ones among them", ge=1, counts=NOT_JOINT)
+    num_clients: int = key(20, "number of clients, unseen clients included", ge=1, counts=NOT_JOINT)
     min_samples: int = key(
         1,
         "fewest training examples of a client; with data.split_within_clients, fewest examples in all",

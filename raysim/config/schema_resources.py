@@ -45,7 +45,7 @@ class ResourcesGroup(Group):
     )
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
-        "a trainer on Ray that gives no answer for so many seconds is ended, and others take its clients; "
+        "seconds without an answer after which a trainer on Ray is ended and its clients go to the remaining trainers; "
         "auto: 20 times the longest answer so far, at least 60; a process that stands still is ended after 60",
     )
     wait_s: float = key(
@@ -56,7 +56,7 @@ class ResourcesGroup(Group):
     restarts: int = key(
         3,
         "how often a run resumes automatically from the last checkpoint after losing the server, the server's node or the "
-        "connection to the cluster; the same for each trial of a sweep that lost the process or the node",
+        "connection to the cluster; in a sweep, the limit holds for each trial that lost the process or the node",
         ge=0,
     )
 

@@ -83,4 +83,4 @@ def hint(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, [*short.values(), *short], n=3, cutoff=0.6)
     near = list(dict.fromkeys(short.get(each, each) for each in near))
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"{guess}`raysim recipes` lists the files that come with raysim"
+    return f"{guess}`raysim recipes` lists the files of raysim"

@@ -17,8 +17,8 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
       settings:
         case: {small: {model.name: mlp}, large: {model: {name: cnn, width: 64}}}
       only:
-        local.lr: {method: [FedAvg]}                  # an axis that counts with some labels of another one only
-    scale: {rounds: 2, data.name: digits}             # laid over every trial (or run) with --scaled
+        local.lr: {method: [FedAvg]}                  # an axis that applies with the listed labels only
+    scale: {rounds: 2, data.name: digits}             # overrides for every trial (or run) with --scaled
 
 A key of a mapping of settings (`a.b: value`) sets the value at that path whole, exactly as `a.b=value` on the command
 line does. What a trial chose is written to its `labels`, which is what `raysim report` makes rows and columns of;
@@ -224,13 +224,13 @@ def _tunes_name(kind: object) -> str:
 def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     """What is wrong with an axis; "" if nothing is."""
     if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
-        return f"{key} is the sweep's own, and no trial has another one; drop the axis"
+        return f"{key} belongs to the sweep, and all trials share the value; remove the axis"
     if not isinstance(domain, Mapping) or len(domain) != 1:
-        return f"must be one domain, such as {{grid_search: [1, 2]}}, got {domain!r}"
+        return f"must be a single domain, for example {{grid_search: [1, 2]}}, got {domain!r}"
     if not is_listed(domain):
         return ""
     if not options(domain):
-        return "lists no value; give at least one"
+        return "lists no value; give at least one value"
     texts = list(map(repr, options(domain)))
     if "grid_search" in domain and (repeated := [text for place, text in enumerate(texts) if text in texts[:place]]):
         return f"lists {repeated[0]} twice; keep one"
@@ -241,10 +241,10 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
         keys = settings if isinstance(settings, Mapping) else ()
         own = [key for key in keys if head(key) in OF_THE_SWEEP]
         if own:
-            return f"{label} sets {own[0]}, which is the sweep's own; drop it"
+            return f"{label} sets {own[0]}, which belongs to the sweep; remove the setting"
     unknown = ", ".join(str(label) for label in options(domain) if label not in named)
     known = ", ".join(map(str, named))
-    return f"tune.settings.{axis} does not say what {unknown} stands for; known: {known}" if unknown else ""
+    return f"tune.settings.{axis} has no settings for {unknown}; known: {known}" if unknown else ""
 
 
 def is_listed(domain: Raw) -> bool:

@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> object:
     """
     try:
         if (size := regular_file(path).stat().st_size) > MOST_BYTES:
-            raise ValueError(f"it has {size:,} bytes; a configuration has {MOST_BYTES:,} at most")
+            raise ValueError(f"the file has {size:,} bytes; a configuration has {MOST_BYTES:,} at most")
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"is no text in UTF-8 (byte {error.start}); give a YAML file") from error

@@ -20,15 +20,15 @@ HEAD = "@head"
 
 REMEDY = {
     "classes": "use a set with one class a row, or remove the method",
-    "validation-set": "set data.validation above 0, or data.validation_set, so that the server holds examples",
+    "validation-set": "set data.validation above 0, or data.validation_set, to give the server examples",
     "test-set": "set data.test above 0",
-    "sgd": "set local.optimizer to sgd: it counts how often a gradient enters the update",
-    "client-order": "set data.split_within_clients and data.validation_set.order to client: it scores client after client",
+    "sgd": "set local.optimizer to sgd: the method counts how often a gradient enters the update",
+    "client-order": "set data.split_within_clients and data.validation_set.order to client: scores are per client",
     "features": "use a model with a classifier layer",
-    "linear-head": "use a model with one linear layer as its classifier",
-    "client-memory": "nothing to do: the engine keeps it",
+    "linear-head": "use a model with a single linear layer as the classifier",
+    "client-memory": "nothing to do: the engine keeps the claim",
     "lora": "set model.lora, for example {rank: 16}",
-    "lora-factors": "drop the method that freezes A or B of the adapters, or keeps them personal",
+    "lora-factors": "drop the method that freezes A or B of the adapters, or keeps A or B personal",
 }
 
 
@@ -105,7 +105,7 @@ def _decided_twice(pairs: Sequence[tuple[Method, Method]], resources: Sequence[s
         decide = f"{listed(list(named), 'and')} {'both' if len(named) == 2 else 'all'} decide"
         what = f"{', '.join(both[:3])}{' ...' if len(both) > 3 else ''}"
         keep = "drop one" if len(named) == 2 else "keep one"
-        faults.append(f"{decide} {what}: {keep}, or build one of them without that part")
+        faults.append(f"{decide} {what}: {keep}, or build one method without the part")
     return faults
 
 

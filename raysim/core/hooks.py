@@ -134,7 +134,7 @@ def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T,
         """first: the outputs of a loss; the parameters of a gradient."""
         value = function(first, batch)
         shape = torch.Size() if hook == "loss" else first.shape
-        return shaped(value, shape, method, hook, "from the function that it made")
+        return shaped(value, shape, method, hook, "from the returned function")
 
     return cast("T", checked)
 
@@ -160,7 +160,7 @@ def _checked_operation(name: str, operation: LayerOp, method: Method, view: Clie
 
     def checked(layer: Module, inputs: Tensor) -> Tensor:
         outputs = function(layer, inputs)
-        where = f"from the function that it made for {name}"
+        where = f"from the function for {name}"
         if isinstance(layer, Linear):  # the weight's rows: a method may run the layer with a narrower one
             shape = torch.Size((*inputs.shape[:-1], len(layer.weight)))
             return shaped(outputs, shape, method, "forward", where)
@@ -175,7 +175,7 @@ def _checked_operation(name: str, operation: LayerOp, method: Method, view: Clie
 def _check_inner(function: Callable[..., object], method: Method, hook: str) -> None:
     values = INNER_CALLS[hook]
     if not callable(function) or not _takes(function, len(values)):
-        what = f"made a function that cannot be called with ({', '.join(values)})"
+        what = f"returned a function that cannot be called with ({', '.join(values)})"
         raise fault_of_hook(method, hook, what)
 
 
@@ -201,7 +201,7 @@ def weighed(method: Method, weights: Weights, view: ServerView) -> Weights:
             raise fault_of_hook(method, "weigh", f"returned weights of {name} with {form}", mend)
         if not bool(torch.isfinite(weight.maps if isinstance(weight, RightMap) else weight).all()):
             what = f"method {method.name}: its weigh returned weights of {name} that are not finite"
-            raise RaysimError(what, place_of(method.weigh), "give such a client weight 0")
+            raise RaysimError(what, place_of(method.weigh), "give the client weight 0")
     return new
 
 

@@ -182,7 +182,7 @@ def layout_of(
     trained = names if trained is None else set(trained)
     shared = trained | buffers.keys() if shared is None else set(shared)
     if unknown := (trained - names) | (shared - names - buffers.keys()):
-        raise KeyError(f"layout_of: no such parameters: {sorted(unknown)}; the model has {sorted(names)}")
+        raise KeyError(f"layout_of: unknown parameters: {sorted(unknown)}; the model has {sorted(names)}")
     block_of = block_namer(module, head=head, blocks=blocks)
     leaves: list[Leaf] = []
 

@@ -59,7 +59,7 @@ def refuse_factors(weight: Tensor, leaf: str, why: str) -> None:
     totals = weight.sum(dim=0)
     if bool(((totals - 1).abs() > 1e-6).logical_and(totals != 0).any()):
         what = f"the weights of {leaf} do not sum to one, and {why}"
-        mend = "remove the method that scales the weights, such as norm_bounding or fednova"
+        mend = "remove the method with scaled weights, for example norm_bounding or fednova"
         raise MethodError(what, "the weights", mend)
 
 

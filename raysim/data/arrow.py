@@ -94,7 +94,7 @@ class SetInfo:
         if not isinstance(fields, dict):
             raise ValueError(f"no keys and values but {type(fields).__name__}")
         if fields.pop(SEAL, None) != _digest(fields):
-            raise ValueError(f"a field was changed by hand: {SEAL} is the checksum of other values")
+            raise ValueError(f"a field was changed by hand: {SEAL} is the checksum of different values")
         names = {"classes", "domains", "columns"} & fields.keys()
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         lists |= {name: tuple(all_visible(fields[name])) for name in names}
@@ -167,7 +167,7 @@ def write_set(
             if writer is None:
                 schema, writer = record.schema, pa.ipc.new_file(str(data), record.schema)
             if record.schema != schema:
-                raise DataError("some batches have a domain or a split and some not", name, "give it to all or to none")
+                raise DataError("some batches lack a domain or a split", name, "give all batches both, or none")
             update(digest, batch.columns)
             moments.add(batch)
             writer.write_batch(record)
@@ -267,7 +267,7 @@ class PreparedSet:
         if not path.is_file():
             raise DataError(f"no prepared set {path.stem!r}", str(path), f"{_prepare(path)}, or correct data.root")
         again = _prepare(path, "--again")
-        damage = f"its description {describe(path).name} is missing or damaged"
+        damage = f"the description {describe(path).name} is missing or damaged"
         with explained(damage, path, again, OSError, ValueError, TypeError, AttributeError):
             self.info = SetInfo.read(path)
         # What is missing or of another type in a table that somebody made by hand is an error of pyarrow's or of Python's own.

@@ -139,7 +139,7 @@ class DivisionFile:
         owners = self.owners[rows]
         if (owners == NOBODY).any():
             what = f"example {rows[owners == NOBODY][0]}, which is to be trained on, has no client"
-            raise DataError(what, self.where, "give it one, or split unused")
+            raise DataError(what, self.where, "give the example a client, or split unused")
         return owners
 
     def _held_out(self, name: str, num_clients: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -89,7 +89,7 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
             shape = batch.inputs.shape[1:]
             if facts.shape and not is_resized and shape != facts.shape:
                 what = f"not the published {name}: images of {_by(shape)}, {_by(facts.shape)} expected"
-                raise DataError(what, where, "another release; keep it apart with --as NAME")
+                raise DataError(what, where, "another release; keep the release apart with --as NAME")
             yield batch
         if dict(counts) != dict(facts.examples):
             what = f"{_numbers(counts)}; {_numbers(facts.examples)} expected"
@@ -112,7 +112,7 @@ def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
     classes, expected = contents.classes, facts.classes
     below = f"give the folder that holds {_some(facts.domains or (expected if isinstance(expected, tuple) else ('train',)))}"
     if set(classes) & set(facts.domains):
-        what = f"its domains, {_some(classes)}, were read as classes"
+        what = f"the domains, {_some(classes)}, were read as classes"
         return what, "`prepare domains` reads a tree DOMAIN/CLASS/image"
     if isinstance(expected, int):
         if len(classes) != expected:
@@ -120,11 +120,11 @@ def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
     elif tuple(classes) != expected:
         if missing := [name for name in expected if name not in classes]:
             counts = f"{len(classes)} classes, {_some(classes)}; {len(expected)} expected"
-            return f"{counts}, and {_some(missing)} is not there", _cause_of_classes(len(classes), len(expected), below)
+            return f"{counts}, and {_some(missing)} is missing", _cause_of_classes(len(classes), len(expected), below)
         if more := [name for name in classes if name not in expected]:
-            return f"{_some(more)} is no class of it", "a folder or label from outside the set; remove it"
+            return f"{_some(more)} is no class of the set", "a folder or label from outside the set; remove it"
         what = f"classes in the order {_some(classes)}, {_some(expected)} expected"
-        return what, "the labels have another order; sort them"
+        return what, "the labels have another order; sort the labels"
     if facts.domains and contents.domains and contents.domains != facts.domains:
         return f"domains {_some(contents.domains)}, {_some(facts.domains)} expected", below
     return None
@@ -133,7 +133,7 @@ def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
 def _cause_of_classes(count: int, expected: int, below: str) -> str:
     if count < expected / 2:
         return f"another folder, or the layout of a mirror; {below}"
-    return "half a download; fetch it again" if count < expected else f"folders that are no classes; {below}"
+    return "half a download; fetch the set again" if count < expected else f"folders without a class; {below}"
 
 
 def _cause_of_counts(counts: Mapping[str, int], facts: Facts) -> str:
@@ -143,7 +143,7 @@ def _cause_of_counts(counts: Mapping[str, int], facts: Facts) -> str:
     if set(counts) - set(facts.examples):
         return "the layout of a mirror: give the folder with the publisher's train and test, or use --as NAME"
     if total < expected:
-        return "half a download, or a part of the set; fetch it again, or keep the part apart with --as NAME"
+        return "half a download, or a part of the set; fetch the set again, or keep the part apart with --as NAME"
     return "images from outside the set; remove them, or give --as NAME"
 
 

@@ -297,7 +297,7 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
         training, validation, test = split(len(images), **fractions, rng=rng)
     if spec.fraction > len(training):
         what = f"{spec.fraction:g} rows, and the training rows are {len(training)}"
-        raise DataError(what, "data.fraction", "lower it, or drop it")
+        raise DataError(what, "data.fraction", "lower the number, or remove the key")
     fraction_rng = numpy_generator(derive_seed(spec.seed, "fraction"))
     training = training[subset(images.labels[training], spec.fraction, fraction_rng)]
     return Division(_partition(images, training, spec, on_drawn, file), validation, test)
@@ -344,19 +344,19 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
     known, where = list(images.info.classes), f"data.test_sets, {name}"
     missing = [cls for cls in other.info.classes if cls not in known]
     if missing:
-        what = f"{len(missing)} of its classes are not among those of {images.info.name!r}, such as {missing[0]!r}"
+        what = f"{len(missing)} classes are missing in {images.info.name!r}, such as {missing[0]!r}"
         raise DataError(what, where, "take a set whose classes have the same names")
     theirs, ours = ((each.target_type, each.target_shape, each.input_type) for each in (info, own))
     if theirs != ours or (not own.is_images and info.shape != own.shape):
         what = f"inputs of {info.input_type} {info.shape} with targets of {info.target_type} {info.target_shape}"
-        raise DataError(what, where, f"take a set with those of {own.name}")
+        raise DataError(what, where, f"take a set with inputs and targets like {own.name}")
     if own.is_images and info.shape[2] not in (1, own.shape[2]):
         what = f"images with {other.info.shape[2]} channels for a set with {images.info.shape[2]}"
-        raise DataError(what, where, "take a set with as many channels, or a grey one")
+        raise DataError(what, where, "take a set with as many channels, or a grey set")
     splits = other.splits
     rows = np.arange(len(other)) if splits is None else np.flatnonzero(splits == TEST)
     if not len(rows):
-        raise DataError("its official split has no test row", where, "take another set")
+        raise DataError("the official split has no test row", where, "take another set")
     if info.columns != own.columns and info.columns and own.columns:
         what = f"columns {', '.join(info.columns[:8])} for a set with {', '.join(own.columns[:8])}"
         raise DataError(
@@ -364,7 +364,7 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
         )
     if own.groups is not own.classes and info.classes != own.classes:
         what = f"outputs {', '.join(info.classes[:8])} for a set with {', '.join(own.classes[:8])}"
-        raise DataError(what, where, f"take a set with those of {own.name}, in the same order")
+        raise DataError(what, where, f"take a set with the outputs of {own.name}, in the same order")
     if own.groups is not own.classes:
         return OtherTest(name, str(other.path), info.checksum, rows, None)
     relabel = np.array([known.index(cls) for cls in other.info.classes], np.int64)

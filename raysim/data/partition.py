@@ -115,7 +115,7 @@ def labels_each(
         mend = f"set partition.labels_per_client to {len(classes)} or less"
         raise DataError(f"{labels_per_client} classes a client of a set that has {len(classes)}", where, mend)
     if num_clients < len(classes):
-        what = f"{num_clients} clients are fewer than the classes, so some classes would have no client"
+        what = f"{num_clients} clients are fewer than the classes, so a class would have no client"
         raise DataError(what, where, f"raise partition.num_clients to {len(classes)} or more")
     has = np.zeros((len(classes), num_clients), np.bool_)
     for client in range(num_clients):

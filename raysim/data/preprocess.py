@@ -77,7 +77,7 @@ class Preprocess:
             return np.empty((0, *self.shape), self.input_type) if not len(images) else images
         found = _call(self.own, json.loads(self.options), images)
         if (found.shape[1:], str(found.dtype)) != (self.shape, self.input_type):
-            what = f"{found.dtype} of shape {found.shape[1:]} where its first ones were {self.input_type} of shape {self.shape}"
+            what = f"{found.dtype} of shape {found.shape[1:]} where the first had {self.input_type} {self.shape}"
             raise DataError(what, _where(self.own), "return arrays of one shape and type")
         return found
 
@@ -100,7 +100,7 @@ def make_preprocess(
     if not images.info.is_images:
         if size or own:
             what = f"{images.info.name} holds {images.info.input_type} inputs of shape {images.info.shape}, no images"
-            raise DataError(what, "data.preprocess", "remove the key; it applies to images only")
+            raise DataError(what, "data.preprocess", "remove the key, which applies to images only")
         return Preprocess(images.info.shape, images.info.shape, images.info.shape, input_type=images.info.input_type)
     original = height, width, channels = images.info.shape
     fitted = (size or height, size or width, channels)
@@ -112,7 +112,7 @@ def make_preprocess(
     found = _call(own, options, few)
     if not (_call(own, options, few[-1:]) == found[-1:]).all():
         what = "an image has another result alone than in a batch"
-        raise DataError(what, _where(own), "let each result depend on its own image alone")
+        raise DataError(what, _where(own), "let each result depend on a single image")
     text, made_by = json.dumps(options, sort_keys=True, default=str), _digest(own_function(own, "preprocess"))
     return Preprocess(original, fitted, found.shape[1:], own, text, made_by, str(found.dtype))
 
@@ -156,7 +156,7 @@ def fit_to(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     height, width, channels = shape
     if images.shape[3] not in (1, channels):
         what = f"images with {images.shape[3]} channels for a set with {channels}"
-        raise DataError(what, "data.validation_set.external", "choose a set with as many channels, or a grey one")
+        raise DataError(what, "data.validation_set.external", "choose a set with as many channels, or a grey set")
     result = np.empty((len(images), *shape), np.uint8)
     if images.shape[1:3] == shape[:2]:
         result[...] = images

@@ -81,7 +81,7 @@ class Request:
         """The folder (or file) with the source files; DataError if none was given or it is no file or folder."""
         if self.files is None:
             mend = f"give --root FOLDER; they are from {self.origin}; `raysim prepare` lists what --download fetches"
-            raise DataError(f"{self.name} needs its source files", "", mend)
+            raise DataError(f"{self.name} needs the source files", "", mend)
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
         # A pipe would be waited for, a device read without an end.
@@ -248,7 +248,7 @@ def _contents(found: object, read: Callable[..., object]) -> Contents:
         found = {{"images": "inputs", "labels": "targets"}.get(str(name), str(name)): found[name] for name in found}
     if not isinstance(found, Mapping) or not {"inputs", "targets"} <= set(found) <= set(names):
         what = f"a reader returned {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
-        mend = f"return (inputs, targets), or a mapping with these and perhaps {', '.join(names[2:])}"
+        mend = f"return (inputs, targets), or a mapping with both and perhaps {', '.join(names[2:])}"
         raise DataError(what, where, mend)
     return array_contents(**found, where=where)
 
@@ -302,7 +302,7 @@ def array_contents(
             raise DataError(what, where, "give targets of the task, or name another task")
         types = {"classes": np.int64, "labels": np.uint8, "regression": np.float32, "tokens": np.int32}
         if task == "labels" and ((y < 0) | (y > 1)).any():
-            raise DataError("labels other than 0 and 1", where, "give 0 or 1 for each label of a row")
+            raise DataError("labels besides 0 and 1", where, "give 0 or 1 for each label of a row")
         y = y.astype(types[task])
     if is_tokens:
         largest = int(max(x.max(initial=0), y.max(initial=0) if task == "tokens" else 0))

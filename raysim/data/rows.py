@@ -63,18 +63,18 @@ def typed(batch: SetRows, where: str) -> SetRows:
     """The batch with contiguous columns of the types in KINDS: whole targets of one number are classes."""
     inputs, targets = batch.inputs, batch.targets
     if str(inputs.dtype) not in KINDS["input"]:
-        mend = "images must be uint8, 0 to 255; other inputs float32, or int32 for tokens"
+        mend = "images must be uint8, 0 to 255; numbers float32; tokens int32"
         raise DataError(f"inputs of type {inputs.dtype}", where, mend)
     if inputs.dtype == np.uint8 and inputs.ndim != 4:
         what = f"images of shape {inputs.shape[1:]}"
-        raise DataError(what, where, "give (n, height, width, channels); numbers that are no pixels as float32")
+        raise DataError(what, where, "give (n, height, width, channels); numbers besides pixels as float32")
     if inputs.ndim < 2 or (inputs.dtype == np.int32 and inputs.ndim != 2):
         raise DataError(f"inputs of shape {inputs.shape}", where, "give (n, ...) numbers, or (n, length) tokens")
     if np.issubdtype(targets.dtype, np.integer) and targets.ndim == 1:
         targets = targets.astype(np.int64, copy=False)
     if str(targets.dtype) not in KINDS["target"] or (targets.dtype == np.int32 and targets.shape != inputs.shape):
         what = f"targets of shape {targets.shape} and type {targets.dtype} for inputs of shape {inputs.shape}"
-        mend = "give one class, uint8 labels, float32 numbers, or one int32 token for each of the input"
+        mend = "give one class, uint8 labels, float32 numbers, or an int32 token for each input token"
         raise DataError(what, where, mend)
     columns = SetRows(inputs, targets, batch.domains, batch.splits).columns
     fixed = {"domain": np.int64, "split": np.int8}
@@ -164,7 +164,7 @@ def full_disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        mend = "free some, or choose another folder; nothing was kept"
+        mend = "free disk space, or choose another folder; nothing was kept"
         raise DataError(f"no space left ({error})", str(folder), mend) from error
 
 

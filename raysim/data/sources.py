@@ -171,7 +171,7 @@ def prepare(
         prepared = PreparedSet(path)
         for asked, given in ((resizing, prepared.info.resize), (of_rows, prepared.info.options)):
             if asked not in ("", given):
-                what = f"it is there with {given or 'no options'}, and {asked} is asked for"
+                what = f"the set exists with {given or 'no options'}, and {asked} is asked for"
                 raise DataError(what, save_as, "give --again to replace the set, or --as NAME for a second set")
         prepared.verify()
         return prepared.info
@@ -208,7 +208,7 @@ def _counted(contents: Contents, folder: Path, on_progress: OnProgress) -> Itera
         size_bytes = batch.inputs[:1].nbytes * (count or 0)
         if not done and size_bytes > free:
             what = f"{count:,} inputs take {size_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
-            raise DataError(what, str(folder), "free some, choose another folder, or take fewer or smaller ones")
+            raise DataError(what, str(folder), "free space, choose another folder, or take fewer or smaller images")
         yield batch
         done += len(batch.targets)
         on_progress("images" if batch.inputs.dtype == np.uint8 else "inputs", done, count)
@@ -225,7 +225,7 @@ def fetch_set(root: str, name: str, cache: Path) -> Path:
     Raises:
       DataError: the URI is not understood, or the set is not there.
     """
-    mend = f"correct data.root, or put the folder that `raysim prepare {name}` writes there"
+    mend = f"correct data.root, or put the folder that `raysim prepare {name}` writes to data.root"
     with explained(f"cannot read set {name!r}", root, mend, *FAILURES):
         there = remote_folder(root)
         local = cache / hashlib.sha256(root.encode()).hexdigest()[:12]
@@ -234,7 +234,7 @@ def fetch_set(root: str, name: str, cache: Path) -> Path:
             target = local / name / f"{name}.arrow"
             description = there.read(f"{name}/{name}.json")
             if description is None:
-                raise FileNotFoundError(f"there is no {name}/{name}.json")
+                raise FileNotFoundError(f"no file {name}/{name}.json")
             known = describe(target)
             if not (target.is_file() and known.is_file() and known.read_bytes() == description):
                 known.unlink(missing_ok=True)

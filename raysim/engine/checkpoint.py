@@ -134,7 +134,7 @@ class CheckpointStore:
     def _read(self, folder: Path) -> Checkpoint:
         fields: Any = read_json(folder / "checkpoint.json")
         if fields["form"] != FORM or fields.pop("self") != _digest_of(fields):
-            raise ValueError("checkpoint.json has changed since it was written")
+            raise ValueError("checkpoint.json has changed since the checkpoint was written")
         names = {int(client): str(name) for client, name in fields["memories"].items()}
         if strange := [name for name in names.values() if not MEMORY.fullmatch(name)]:
             raise ValueError(f"{strange[0]!r} is no client memory")
@@ -159,7 +159,7 @@ class CheckpointStore:
 
     @property
     def next_round(self) -> int:
-        """Where the newest checkpoint goes on; 0 if there is none."""
+        """The round after the newest checkpoint; 0 without a checkpoint."""
         return int(self._complete()[-1].name.removeprefix("round-")) if self._complete() else 0
 
     def _complete(self) -> list[Path]:
@@ -210,7 +210,7 @@ def _verified(path: Path, digest: str) -> tuple[bytes, bytes]:
     """Return the bytes of a tree's two files. Raises ValueError: checksums differ."""
     values, skeleton = (path.with_suffix(suffix).read_bytes() for suffix in SUFFIXES)
     if _joint_digest((values, skeleton)) != digest:
-        raise ValueError(f"{path.name} has changed since it was written")
+        raise ValueError(f"{path.name} has changed since the checkpoint was written")
     return values, skeleton
 
 

@@ -25,7 +25,7 @@ from raysim.training.model import BoundModel
 class RoundVectors:
     """Vectors of a round's clients: name of a vector -> client -> row.
 
-    "update" has num_state entries, "method/name", a reported `Vector`, num_params. Rows are taken over from round to
+    "update" has num_state entries, "method/name", a reported `Vector`, num_params. Rows are reused from round to
     round, so that clients write to pages that are there already; what a round did not need is given up after it.
     """
 

@@ -101,9 +101,9 @@ class Cohort:
         client = f"client {self.clients[row]}"
         if np.isfinite(reports.peaks["update"][row]).all():
             name = next(name for name, peaks in reports.peaks.items() if not np.isfinite(peaks[row]).all())
-            return f"the update of {client} is finite, but its report {name} is not: look at the report of that method"
+            return f"the update of {client} is finite, but its report {name} is not: look at the method's report"
         if reports.origin is None or not reports.origin[row]:
-            mend = "lower local.lr; if that does not help, look for a model, loss, augmentation or image that gives NaN"
+            mend = "lower local.lr; if NaN remains, check model, loss, augmentation and images"
             return f"the mean loss of {client} was {reports.train_loss[row]:g}: {mend}"
         return f"the first number of {client} that was not finite was in {reports.origin[row]}"
 

@@ -1,4 +1,4 @@
-"""Where a trainer computes: arithmetic and memory, settled once a process, and the federation's examples on its device."""
+"""Where a trainer computes: arithmetic and memory, set once a process, and the federation's examples on its device."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class RoundMessage:
       counters: integer buffers, such as BatchNorm's number of batches.
       fields: method name -> its message fields.
       is_scored: whether the round is evaluated, so that personal models are scored, too.
-      overheard: method name -> what latecomers are told of the others; None: they are not asked yet.
+      overheard: method name -> latecomers' view of the earlier clients; None: not asked yet.
     """
 
     round_index: int
@@ -282,7 +282,7 @@ def _joined(name: str, parts: list[Column]) -> Column:
             raise MethodError(
                 "clients reported different names",
                 f"report {name!r}",
-                "report the same names for every client; use NaN where one has no value",
+                "report the same names for every client; use NaN where a client has no value",
             )
         return {key: _joined(key, [part[key] for part in mappings]) for key in first}
     try:

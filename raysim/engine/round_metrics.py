@@ -161,7 +161,7 @@ def evaluation(
             assert score.logits is not None
             if not {"labels", "targets"} & score.columns.keys():
                 what = f"the task {task.name} keeps neither labels nor targets"
-                raise RaysimError(what, "evaluation.metrics", "keep `targets` in its `measure`, or drop the metrics")
+                raise RaysimError(what, "evaluation.metrics", "keep `targets` in `measure`, or drop the metrics")
             labels = score.labels.astype(np.int64) if "labels" in score.columns else score.columns["targets"]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of scikit-learn, about classes that are not there

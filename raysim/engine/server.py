@@ -208,7 +208,7 @@ class Server:
         if is_bad.any() and (self.on_nonfinite == "error" or is_bad.all()):
             bad = cohort.clients[is_bad].tolist()
             named = f"client {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}"
-            skip = "" if is_bad.all() else ", or set on_nonfinite to skip to leave such clients out of the round"
+            skip = "" if is_bad.all() else ", or set on_nonfinite to skip to continue the round without the clients"
             raise RaysimError(
                 f"non-finite updates of all {len(bad)} clients" if is_bad.all() else f"non-finite update of {named}",
                 round_name(round_index),

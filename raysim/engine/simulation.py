@@ -38,9 +38,9 @@ ENDED_BY_CALL = "on_round returned stop"
 
 
 class Interrupted(Exception):
-    """A signal ended a run or a sweep; next_round is where the run, after a checkpoint, will go on.
+    """A signal ended a run or a sweep; next_round is the round at which the run resumes after a checkpoint.
 
-    next_round is None for a sweep, and before the first checkpoint. name: of a run that was given none, to go on with it.
+    next_round is None for a sweep, and before the first checkpoint. name: generated name of a run without one, for resuming.
     """
 
     def __init__(self, signal_number: int, next_round: int | None, name: str = ""):
@@ -50,8 +50,8 @@ class Interrupted(Exception):
     def __str__(self) -> str:
         command = f"the same command with name={self.name}" if self.name else "the same command"
         if self.next_round is None:
-            return f"stopped by a signal; {command} goes on with what is not finished"
-        return f"stopped by a signal after a checkpoint; {command} goes on at {round_name(self.next_round)}"
+            return f"stopped by a signal; {command} resumes unfinished trials"
+        return f"stopped by a signal after a checkpoint; {command} resumes at {round_name(self.next_round)}"
 
 
 class Stopped(Exception):

@@ -132,7 +132,7 @@ def reached_folder(uri: str) -> RemoteFolder:
         if folder.system.type_name in ("s3", "gcs"):
             bucket = folder.path.partition("/")[0]
             if folder.system.get_file_info(bucket).type == fs.FileType.NotFound:
-                raise FileNotFoundError(f"there is no bucket {bucket!r}")
+                raise FileNotFoundError(f"no bucket {bucket!r}")
         folder.system.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
     return folder
 
@@ -142,7 +142,7 @@ def _explained(uri: str) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        mend = "correct it, or see to its server, credentials and network (an S3 of your own: AWS_ENDPOINT_URL)"
+        mend = "correct the URI, or check the server, the credentials and the network (your own S3: AWS_ENDPOINT_URL)"
         raise DataError(f"{uri} cannot be read ({reason(error)})", mend=mend) from error
 
 

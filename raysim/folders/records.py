@@ -19,7 +19,7 @@ class RecordChain:
     """A chain of SHA-256 for each kind of record: link = SHA-256(link before, record), in the order of rounds.
 
     A checkpoint keeps the links of its time. They cover the records of all rounds before it and none after, so that a
-    run that was killed in the middle of a later row goes on, and one whose earlier rows were changed does not.
+    run that was killed in the middle of a later row resumes, and one whose earlier rows were changed does not.
 
     Attributes:
       links: kind of record -> hexadecimal digits; empty before the first record.

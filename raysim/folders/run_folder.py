@@ -125,7 +125,7 @@ class RunFolder:
                     path.mkdir()
                     return RunFolder(path)
         except OSError as error:
-            fault = Fault("storage", f"cannot make a run directory ({error}); choose a folder that can be written")
+            fault = Fault("storage", f"cannot make a run directory ({error}); choose a writable folder")
             raise ConfigError([fault], "the configuration") from error
         raise AssertionError("unreachable")
 
@@ -186,7 +186,7 @@ class RunFolder:
         return place if place is not None and place.is_file() else None
 
     def clear(self, *marks: Mark) -> None:
-        """Take marks back, before the run goes on."""
+        """Remove marks, before the run resumes."""
         for path in (self.seal, *(self.path / mark for mark in marks)):
             path.unlink(missing_ok=True)
 
@@ -201,7 +201,7 @@ class RunFolder:
         try:
             lock.acquire(timeout=wait_s)
         except Timeout as error:
-            remedy = "wait for it, or choose another name"
+            remedy = "wait for the process, or choose another name"
             raise RunExists(f"{kind} {self.name!r} is running", str(self.path), remedy) from error
         try:
             yield
@@ -320,7 +320,7 @@ class RunFolder:
         """Yield (round, logged arrays) of each round with arrays. Raises DataError: a file is damaged or was changed."""
         for index, path in self.array_files().items():
             self.check_unchanged(path)
-            mend = "delete the file; its contents are lost"
+            mend = "delete the file, whose contents are lost"
             # Of numpy's header, zip and zlib, each of which has its own errors.
             with (
                 explained(f"{path.name} is damaged", path.parent, mend, Exception),

@@ -2,7 +2,7 @@
 
 What lies at the URI can be gone on from at any time: the files of a checkpoint travel after the records of its rounds and
 before the file that makes it whole; what it replaces is deleted, and an end is marked, after that. Only what changed
-travels. Beside the run lies who holds it (`.holder.json`): the process that began or went on with it last. Every other
+travels. Beside the run lies who holds it (`.holder.json`): the process that started or resumed it last. Every other
 process notices at its next checkpoint that the run was taken from it, and ends.
 """
 
@@ -81,7 +81,7 @@ class StoredRun:
 
     Args:
       remote: the run directory at the URI.
-      say: told of what takes long.
+      say: prints lines on slow steps.
     """
 
     def __init__(self, remote: RemoteFolder, folder: RunFolder, say: Say):
@@ -111,13 +111,13 @@ class StoredRun:
         """Become the holder, and send what is here. Raises ConfigError: the storage failed; RunExists: another was faster."""
         with _as_fault():
             if self._remote.read(HOLDER) != self._known:
-                remedy = "wait for it, or choose another name"
+                remedy = "wait for the process, or choose another name"
                 raise RunExists(f"run {self._folder.name!r} was just begun by another process", self.uri, remedy)
             now = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid(), "since": now}
             if self._known is not None and (before := _holder(self._known))["host"] != holder["host"]:
-                text = f"{before['host']} (process {before['process']}) held this run since {before['since']}"
-                self._say(f"{text}; if it still runs there, it ends at its next checkpoint")
+                text = f"{before['host']} (process {before['process']}) held the run since {before['since']}"
+                self._say(f"{text}; a process still running on that host ends at the next checkpoint")
             self._known = json.dumps(holder).encode()
             self._remote.write(HOLDER, self._known)
             self._push()
@@ -126,7 +126,7 @@ class StoredRun:
         """Send what changed since the last time; tried again a few times.
 
         Raises:
-          RaysimError: the storage failed, or another process goes on with this run.
+          RaysimError: the storage failed, or another process resumed the run.
         """
         self._is_lost = True
         for wait_s in (*WAITS_S, None):
@@ -154,14 +154,14 @@ class StoredRun:
         holder = self._remote.read(HOLDER)
         if holder != self._known:
             other = _holder(holder or b"")
-            text = f"run {self._folder.name!r} was taken over by {other['host']} (process {other['process']})"
+            text = f"run {self._folder.name!r} was resumed by {other['host']} (process {other['process']})"
             remedy = "this process ends; run one process at a time"
             what = f"{text} at {other['since']}" if holder else f"run {self._folder.name!r} was deleted"
             raise RaysimError(what, self.uri, remedy)
         now = stamps(self._folder.path)
         news, gone = changed(now, self._sent), [name for name in self._sent if name not in now]
         try:
-            self._delete([name for name in gone if name in MARKS])  # first of all: the run goes on
+            self._delete([name for name in gone if name in MARKS])  # first of all: the run continues
             self._delete([name for name in gone if _stage(name) == 0])  # records of rounds after the last checkpoint
             for stage in range(NUM_STAGES):
                 names = [name for name in news if _stage(name) == stage]
@@ -249,7 +249,7 @@ def _as_fault() -> Iterator[None]:
     except DataError as error:
         raise ConfigError([Fault("storage", str(error))]) from error
     except FAILURES as error:
-        text = f"failed ({reason(error)}); see to its server, credentials and network, and to the local disk"
+        text = f"failed ({reason(error)}); check the server, the credentials, the network and the local disk"
         raise ConfigError([Fault("storage", text)]) from error
 
 
@@ -331,7 +331,7 @@ class Copy:
     def _known(self) -> Iterator[dict[str, list[Stamp | None]]]:
         """Return file -> stamps (there, here) at the last synchronisation; saved if the block succeeds."""
         assert self._remote is not None
-        mend = "see to its server, credentials and network, and to the local disk"
+        mend = "check the server, the credentials, the network and the local disk"
         with explained("cannot copy", self._remote.uri, mend, *FAILURES):
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder / ".copy.lock"):

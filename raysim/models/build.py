@@ -27,7 +27,7 @@ def _construct(spec: ModelSpec) -> nn.Module:
     path = head_of(spec, module)
     head = module.get_submodule(path) if path in dict(module.named_modules()) else None
     if not isinstance(head, nn.Linear) or head.out_features != spec.num_classes:
-        mend = f"it must be a linear layer with {spec.num_classes} outputs"
+        mend = f"use a linear layer with {spec.num_classes} outputs"
         text = f"the classifier {path} of {spec.name} is {head}; {mend}"
         raise ConfigError([Fault("model.head" if spec.head else "model", text)])
     return module
@@ -86,7 +86,7 @@ def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
 
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
-    """The module with its pretrained weights, and adapters: new ones, unless the weights hold some to go on from."""
+    """The module with its pretrained weights, and adapters: new ones, unless the weights hold adapters."""
     pretrained = pretrained_weights(find_architecture(spec.name), spec)
     if pretrained is None:
         return _adapted(module, spec)
@@ -150,10 +150,10 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
     if not isinstance(logits, Tensor) or logits.shape not in shapes:
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         wanted = " or ".join(map(str, shapes))
-        text = f"{spec.name} gives {given} for 2 inputs and {spec.num_classes} outputs; it must give {wanted}"
+        text = f"{spec.name} gives {given} for 2 inputs and {spec.num_classes} outputs; expected {wanted}"
         raise ConfigError([Fault("model", text)])
     if not logits.is_meta and not bool(torch.isfinite(logits).all()):
-        text = f"{spec.name} returns logits that are not finite for random inputs, at the initial values"
+        text = f"{spec.name} returns non-finite logits for random inputs, at the initial values"
         raise ConfigError([Fault("model", text)])
 
 

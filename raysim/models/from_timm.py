@@ -125,7 +125,7 @@ def timm_architecture(network: str) -> Architecture:
     head = config.classifier
     if not isinstance(head, str):
         number = f"{len(head)} classifiers" if head else "no classifier"
-        raise LookupError(f"timm's {network} has {number}; raysim needs models with one linear classifier")
+        raise LookupError(f"timm's {network} has {number}; raysim needs models with a single linear classifier")
     build, published = partial(timm_model, network), partial(_published, network)
     return Architecture(build, head, published, size=config.input_size[-1], needs_trial=True)
 

@@ -38,7 +38,7 @@ def causal_architecture(name: str) -> Architecture:
         if not any(path.glob("*.safetensors")):
             raise LookupError(f"{path} has no weights as .safetensors; {mend}")
     elif not path.is_file():
-        raise LookupError(f"there is no {path}; name a folder written by save_pretrained, or a configuration file")
+        raise LookupError(f"{path} does not exist; name a folder written by save_pretrained, or a configuration file")
     return Architecture(partial(causal_lm, path), head="", size=80, inputs="tokens")
 
 
@@ -90,7 +90,7 @@ def _config(path: Path) -> PretrainedConfig:
         config = load(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:  # what is no JSON, has no or another model_type, ...
         first, _, _ = str(error).partition("\n")
-        text = f"{path} is no configuration that transformers can read ({first}); give one with a model_type it knows"
+        text = f"{path} is no configuration for transformers ({first}); give a configuration with a known model_type"
         raise ConfigError([Fault("model.name", text)]) from error
     config.is_decoder = True  # else BERT and its kin look at later tokens, too
     return config
@@ -113,7 +113,7 @@ def _read(path: Path, config: PretrainedConfig, vocabulary: int) -> PreTrainedMo
     module, report = load(path, config=config, **safely, output_loading_info=True)
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"])[:8])
-        raise unfit_option(f"the weights in {path} lack {names}; save the whole model with its output layer")
+        raise unfit_option(f"the weights in {path} lack {names}; save the whole model with the output layer")
     if len(module.get_input_embeddings().weight) != vocabulary:
         module.resize_token_embeddings(vocabulary)
     _untie_(module)

@@ -44,22 +44,22 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     adapted = [name for name in paths if any(f".{name}".endswith(f".{target}") for target in spec.targets)]
     attentions = {name for name, child in module.named_modules() if isinstance(child, nn.MultiheadAttention)}
     if unused := [name for name in adapted if name.rpartition(".")[0] in attentions]:
-        text = f"PyTorch's attention reads {unused[0]} and never calls it; name {unused[0].rpartition('.')[0]} in its place"
+        text = f"PyTorch's attention reads {unused[0]} and never calls the layer; name {unused[0].rpartition('.')[0]} instead"
         raise ConfigError([Fault("model.lora.targets", text)])
     if not adapted:
         kinds = nn.Linear | nn.Conv2d | nn.MultiheadAttention
         layers = (name for name, child in module.named_modules() if isinstance(child, kinds))
         others = [name for name in layers if name != head and name.rpartition(".")[0] not in attentions]
         listed = f"{', '.join(others[:8])}{' ...' if len(others) > 8 else ''}"
-        mend = f"name some of its layers: {listed}" if others else "it has no layer but the head; drop model.lora"
+        mend = f"name layers of the model: {listed}" if others else "only the head is left; remove model.lora"
         raise ConfigError([Fault("model.lora.targets", f"no layer is called {' or '.join(spec.targets)}; {mend}")])
     if head in adapted:
-        text = f"{head} is the head, which is trained whole; leave it out"
+        text = f"{head} is the head, which is trained whole; remove the name"
         raise ConfigError([Fault("model.lora.targets", text)])
     parts = dict(module.named_modules())
     entries = sum(sum(weight.shape) for name in adapted if (weight := getattr(parts[name], "weight", None)) is not None)
     if text := memory_fault(4 * spec.rank * entries):  # peft allocates them, wherever the module lies
-        raise ConfigError([Fault("model.lora.rank", f"adapters of rank {spec.rank} {text}; lower it")])
+        raise ConfigError([Fault("model.lora.rank", f"adapters of rank {spec.rank} {text}; lower the rank")])
     alpha = spec.rank if spec.alpha is None else spec.alpha
     peft = library("peft")  # 3 s
     # The annotation of lora_alpha says int; peft divides it by the rank, for which any number does.

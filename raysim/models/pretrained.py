@@ -67,7 +67,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
 
     on_meta = torch.empty(0).is_meta  # the default device of PyTorch 2.6 says cpu here
     if not path.is_file():
-        raise ModelError("no such file of weights", str(path), "correct model.pretrained, or set it to default")
+        raise ModelError("no such file of weights", str(path), "correct model.pretrained, or use default")
     mend = "save a state dict as .safetensors, .pth or .pt"
     readable = explained("not a readable file of weights", path, mend, Exception, to=ModelError)  # two formats' parsers
     with readable, torch.device("cpu"):  # a mapped tensor costs nothing; on the meta device none shows what it is
@@ -122,11 +122,11 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     ]
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
-        mend = "choose the model, its options, model.lora and data.resize as the weights need them"
-        raise ModelError(f"the model needs other tensors: {'; '.join(faults[:8])}{more},", source, mend)
+        mend = "choose the model, the model's options, model.lora and data.resize to match the weights"
+        raise ModelError(f"the model needs different tensors: {'; '.join(faults[:8])}{more},", source, mend)
     for name, _, value in common:
         if not (value.is_meta or bool(torch.isfinite(value).all())):
-            mend = "choose weights of a training that did not diverge"
+            mend = "choose weights of a training without divergence"
             raise ModelError(f"{name} holds an infinity or NaN", source, mend)
     with torch.no_grad():
         for _, leaf, value in common:

@@ -92,6 +92,6 @@ def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
     layers = {path: layer for path, layer in module.named_modules() if path and isinstance(layer, nn.Linear)}
     heads = [path for path, layer in layers.items() if layer.out_features == num_classes]
     if not heads:
-        text = f"{name} has no nn.Linear with {num_classes} outputs, one for each class; give it such a classifier"
+        text = f"{name} has no nn.Linear with {num_classes} outputs, one per class; add a linear classifier"
         raise ConfigError([Fault("model", text)])
     return heads[-1]

@@ -1,6 +1,6 @@
 """From a raw configuration to a checked plan: every fault at once, before anything starts.
 
-Every step returns what it makes, or faults; `check` alone decides whether to go on with what is sound.
+Every step returns what it makes, or faults; `check` alone decides whether to continue with the sound parts.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
     """Yield settings of training that have no effect on the network, or leave no client a step to train with."""
     skeleton = cached_skeleton(spec)
     if config.local.batch_size == 1 and needs_two_examples(skeleton):
-        text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise it, or take another norm"
+        text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise the batch size, or take another norm"
         yield Fault("local.batch_size", text)
 
 
@@ -213,10 +213,10 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
         architecture = find_architecture(spec.name)
         _, faults = parse_options(architecture.build, spec.options, "model")
         if spec.head is not None and architecture.head:
-            faults.append(Fault("model.head", f"{spec.name} has its classifier at {architecture.head}; drop it"))
+            faults.append(Fault("model.head", f"{spec.name} has the classifier at {architecture.head}; drop it"))
         if not architecture.head:
             taken = ModelGroup.model_fields.keys() & inspect.signature(architecture.build).parameters.keys()
-            texts = (f"its option {name!r} is a key of raysim's; rename it" for name in sorted(taken))
+            texts = (f"option {name!r} is a key of raysim's; rename the option" for name in sorted(taken))
             faults += [Fault("model.name", text) for text in texts]
         if not faults:
             _try_once(spec, _stamp(spec.pretrained))
@@ -265,7 +265,7 @@ def _fit(
         found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
         return layout, (*found, *_init_faults(methods, layout))
     except (ValueError, KeyError) as error:
-        return None, (f"do not fit this model ({error})",)
+        return None, (f"do not fit the model ({error})",)
 
 
 def _has_both_factors(spec: ModelSpec, layout: Layout) -> bool:

@@ -115,10 +115,10 @@ def _how_to_prepare(name: str, root: Path) -> str:
     make = f"`{command('raysim', 'prepare', name, *words)}`"
     if JOB_VARIABLE in os.environ:
         return (
-            f"a job sees the disks of its cluster: run {make} there, or set data.root to a folder that the cluster has, or "
+            f"a job sees the disks of its cluster: run {make} on the cluster, or set data.root to a folder there, or "
             "to a URI such as s3://bucket/data"
         )
-    files = "fetches its files to the folder FILES" if is_fetched else "reads its files in the folder FILES"
+    files = "fetches the files to the folder FILES" if is_fetched else "reads the files in the folder FILES"
     return f"run {make}, which {files}; or correct data.root"
 
 

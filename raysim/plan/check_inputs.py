@@ -28,10 +28,10 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
     """Whether the input pipeline fits the set's inputs."""
     data, shape = config.data, info.shape
     if data.normalise == STANDARD and not info.mean:
-        text = "the set has no mean and deviation written down; prepare it again"
-        return [Fault("data.normalise", "tokens have no mean; drop it" if info.vocabulary else text)]
+        text = "the set has no stored mean and deviation; prepare the set again"
+        return [Fault("data.normalise", "tokens have no mean; remove the key" if info.vocabulary else text)]
     if not info.is_images:
-        text = f"is for images, and {info.name} holds {info.input_type} inputs of shape {shape}; drop it"
+        text = f"is for images, and {info.name} holds {info.input_type} inputs of shape {shape}; remove the key"
         keys = (key for key, nothing in FOR_IMAGES.items() if getattr(data, key) != nothing)
         faults = [Fault(f"data.{key}", text) for key in keys]
         if data.normalise not in ("none", STANDARD):
@@ -53,7 +53,7 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         faults.append(Fault("data.normalise", text))
     height, width = (data.resize, data.resize) if data.resize else shape[:2]
     if data.crop is not None and data.crop > min(height, width):
-        text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower it"
+        text = f"{data.crop} is larger than the {height} x {width} images; raise data.resize or lower the crop"
         faults.append(Fault("data.crop", text))
     if faults:
         return faults
@@ -72,7 +72,7 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         faults += own_faults
         if images is not None and not bool(torch.isfinite(images).all()):
             name, _ = name_and_options(getattr(data, key))
-            text = f"{name} returns images that are not finite for random pixels; correct the function"
+            text = f"{name} returns non-finite images for random pixels; correct the function"
             faults.append(Fault(f"data.{key}", text))
     return faults
 
@@ -93,7 +93,7 @@ def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) 
     except (LookupError, OwnCodeError) as error:
         return [Fault("task", str(error))]
     if not config.data.scale_targets and name != REGRESSION.name:
-        return [Fault("data.scale_targets", f"has no effect: the task is {name}; drop it")]
+        return [Fault("data.scale_targets", f"has no effect: the task is {name}; remove the key")]
     if info.target_type != TARGET_TYPES.get(name, info.target_type):
         text = f"{name} needs {TARGET_TYPES[name]} targets, and {info.name}, prepared for {info.task}, has {info.target_type}"
         return [Fault("task", text)]
@@ -112,9 +112,9 @@ def _metric_faults(config: Config, task: Task) -> Iterator[Fault]:
     for index, name in enumerate(config.evaluation.metrics):
         key, short = f"evaluation.metrics[{index}]", name.rpartition(":")[2]
         if task.name == "tokens":
-            yield Fault(key, "needs targets and logits, and of tokens neither is kept; drop it")
+            yield Fault(key, "needs targets and logits, and of tokens neither is kept; remove the key")
         elif ":" not in name and short != task.main:
-            yield Fault(key, f"{name} needs one class a row; remove it, or write your own function")
+            yield Fault(key, f"{name} needs one class a row; remove the metric, or write your own function")
         elif short in (task.main, task.of_part):
             yield Fault(key, f"server/{short} is recorded already; remove the entry, or rename the function")
 

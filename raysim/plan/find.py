@@ -203,7 +203,7 @@ def own_faults(
     try:
         name, options = name_and_options(spec)
         if ":" not in name and named is None:
-            return [Fault(key, f"{name!r} takes no options; drop them")] if options else []
+            return [Fault(key, f"{name!r} takes no options; remove the options")] if options else []
         return parse_options(find_function(name), options, f"{key}.{name}" if options else key)[1]
     except (LookupError, ValueError) as error:
         return [Fault(key, str(error))]
@@ -214,7 +214,7 @@ def open_own_set(config: Config) -> PreparedSet:
     data = config.data
     name, options = name_and_options(data.reader)
     if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
-        mend = "choose another data.name for what your reader reads"
+        mend = "choose another data.name for the set of your reader"
         raise DataError(f"{data.name!r} is a set of raysim's own", "", mend)
     path = set_path(Path(data.root), data.name)
     files = None if data.files is None else Path(data.files)
@@ -242,7 +242,7 @@ def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
     """Yield faults of loggers: unknown names, unknown options, and duplicates."""
     for index, spec in enumerate(specs):
         if (first := specs.index(spec)) < index:
-            yield Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; drop one of them")
+            yield Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; remove one")
         made = find_logger(spec, f"loggers[{index}]")
         yield from made if isinstance(made, list) else []
 
@@ -267,7 +267,7 @@ class MethodNames:
 
     def __getattr__(self, name: str) -> Callable[..., Spec]:
         if name not in METHODS:
-            raise AttributeError(f"no method {name!r}; there are {', '.join(sorted(METHODS))}")
+            raise AttributeError(f"no method {name!r}; known: {', '.join(sorted(METHODS))}")
 
         def spec(**options: object) -> Spec:
             _, faults = build_methods([{name: options}])

@@ -29,7 +29,7 @@ def check_resources(config: Config) -> list[Fault]:
     """Check a run's resources on this machine; those of a cluster are known only once connected."""
     wanted, cores, faults = config.resources, os.cpu_count() or 1, []
     if wanted.gpus_per_trainer != "auto" and wanted.gpus_per_trainer > 1 and wanted.gpus_per_trainer % 1:
-        text = f"{wanted.gpus_per_trainer:g} is neither a part of one GPU nor a number of whole ones; round it"
+        text = f"{wanted.gpus_per_trainer:g} is neither a fraction of a GPU nor a whole number of GPUs; round it"
         faults.append(Fault("resources.gpus_per_trainer", text))
     if wanted.device not in ("auto", "cpu") and wanted.gpus_per_trainer == 0:
         text = f"{wanted.device} has no part in a run with gpus_per_trainer 0; set auto, or gpus_per_trainer to auto"
@@ -41,7 +41,7 @@ def check_resources(config: Config) -> list[Fault]:
         return faults
     total = wanted.least * wanted.cpus
     if total > cores:
-        need = f"{wanted.least} trainers with {wanted.cpus:g} CPUs each need {total:g}, this machine has {cores}"
+        need = f"{wanted.least} trainers with {wanted.cpus:g} CPUs each need {total:g}, the machine has {cores}"
         remedy = "lower resources.trainers or resources.cpus_per_trainer, or set auto"
         faults.append(Fault("resources.trainers", f"{need}; {remedy}"))
     return faults
@@ -120,7 +120,7 @@ def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:
     if any(room.get(name) for room in rooms):
         return None
     own = {each for room in rooms for each in named_resources(room) if each not in RESERVED}
-    there = f"there are {', '.join(sorted(own))}" if own else "start its nodes with `ray start --resources`"
+    there = f"there are {', '.join(sorted(own))}" if own else "start the nodes with `ray start --resources`"
     return Fault("resources.custom", f"no node has {name!r}; {there}")
 
 

@@ -42,7 +42,7 @@ def with_split(config: Config, images: PreparedSet, *, uses_validation: bool) ->
     faults = []
     if rule == "official" and num_own and data.validation not in (0, DataGroup().validation):
         text = f"{data.validation:g} has no effect: {data.name} has {num_own:,} validation rows of its own"
-        faults.append(Fault("data.validation", f"{text}; remove the key, or set it to 0"))
+        faults.append(Fault("data.validation", f"{text}; remove the key, or set 0"))
     return config.model_copy(update={"data": data.model_copy(update=changes)}), faults
 
 

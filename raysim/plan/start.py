@@ -27,7 +27,7 @@ def started_server(
     """Start a server with trainers, serial or on Ray; env.json records the resources.
 
     Args:
-      on_step: on_step(what begins now, in words). on_note: on_note(what became of a trainer, in words).
+      on_step: on_step(what begins now, in words). on_note: on_note(a trainer's loss or restart, in words).
       patience_s: seconds to wait for a cluster that does not answer, or has not what it had.
     Raises:
       ClusterLost: also in the block. ConfigError: Ray has not the resources that the configuration asks for.

@@ -112,7 +112,7 @@ def published_report(given: Settings, *, source: str = "the command line") -> Re
         raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
     cells = published_cells(asked.theirs)
     if not cells:
-        raise DataError("there is no accuracy", ", ".join(asked.group.published), "name a published table with some")
+        raise DataError("no accuracy", ", ".join(asked.group.published), "name a published table with accuracies")
     return _compared(asked, cells, ACCURACY, [])
 
 
@@ -120,7 +120,7 @@ def _request(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
     """The settings of a report, and the published cells that they name."""
     group = settings(runs, given, source)
     code = [name for name in group.figures or () if ":" in name] if "figures" not in given else []
-    notes = [f"Figure `{name}` is code that these runs name: give it to the report to have it drawn." for name in code]
+    notes = [f"Figure `{name}` is code that the runs name: give the name to the report to draw it." for name in code]
     if code:
         group = group.model_copy(update={"figures": [name for name in group.figures or () if name not in code]})
     theirs = [cell for name in group.published for cell in published(name)]
@@ -187,7 +187,7 @@ def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     finished = [run for run in runs if run.is_finished]
     if runs and not finished:
         listed = "; ".join(f"{run.folder.name} {run.status}" for run in runs[:5])
-        mend = "finish them: the same command resumes; delete damaged ones"
+        mend = "finish the runs: the same command resumes; delete damaged runs"
         raise DataError(f"none of {len(runs)} runs is finished ({listed})", mend=mend)
     return finished
 
@@ -210,7 +210,7 @@ def _recorded(
         without = sum(scores[run.folder][place] is None for run in runs if run not in lacking)
         if without:
             notes.append(f"`report.metrics`: {without} of {len(runs)} runs did not record {metric.name}.")
-    for some, why in ((lacking, "did not record it"), (diverged, "ended with a number that is not finite")):
+    for some, why in ((lacking, "did not record it"), (diverged, "ended with a non-finite number")):
         rows = dict.fromkeys(text(run.labels.get(group.rows)) for run in some)
         if rows:
             notes.append(f"`report.metric`: {len(some)} of {len(runs)} runs {why} and are left out: {', '.join(rows)}.")
@@ -229,7 +229,7 @@ def _metrics(group: ReportGroup, runs: Sequence[ReportedRun]) -> list[tuple[dict
     cells = [(more, ReportMetric(name, _direction(name, group.mode, runs))) for more, name in named]
     if len({(metric.mode, metric.is_share) for _, metric in cells}) > 1:
         listed = ", ".join(f"{each.name} ({each.better or 'higher is better, in %'})" for _, each in cells)
-        text = f"mixes numbers with opposite directions: {listed}; make one report each, or set report.mode"
+        text = f"mixes numbers with opposite directions: {listed}; make separate reports, or set report.mode"
         raise ConfigError([Fault("report.metrics", text)], "the report")
     return cells
 
@@ -261,7 +261,7 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
             elif merged.setdefault(key, value) != value and key not in given:
                 message = f"is {value!r} in {place}, {merged[key]!r} in another; set it in {source}"
                 faults.append(Fault(f"report.{key}", message))
-    refuse(faults, "the recipes of these runs")
+    refuse(faults, "the recipes of the runs")
     if "baseline" in given and "against" not in given:
         merged.pop("against", None)  # every row is to be tested against the baseline, not the recipe's row against all
     if "metric" in given and "metrics" not in given:

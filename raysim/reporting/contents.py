@@ -144,7 +144,7 @@ def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Se
       rows: the label of the rows.
     """
     caption = (
-        f"Mean seconds of training in a round divided by those of {baseline} with the same seed: without the first "
+        f"Mean seconds of training in a round divided by the seconds of {baseline} with the same seed: without the first "
         "round, without aggregation and evaluation. Runs that shared a machine disturbed each other."
     )
     for table in tables:

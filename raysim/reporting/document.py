@@ -203,7 +203,7 @@ def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
 
 
 def on_average(tables: Sequence[Table]) -> str:
-    """Which rows have the best average over the tables, column by column; rows that print the same number are told together."""
+    """Which rows have the best average over the tables, column by column; rows that print the same number are named together."""
     ranked, metric = best_on_average(tables), tables[0].metric
     best = []
     for column, rows in ranked.items():

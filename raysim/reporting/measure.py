@@ -31,7 +31,7 @@ WAYS = {
     "last": "last value of {}",
 }
 
-#: Names of shares, which are told in percent.
+#: Names of shares, which are printed in percent.
 SHARE = re.compile(r"accuracy|_f1|^f1|auroc|auc$|calibration_error|(^|_)ece$|precision|recall")
 
 
@@ -79,7 +79,7 @@ class ReportMetric:
 
     @property
     def is_share(self) -> bool:
-        """Whether it is told in percent."""
+        """Whether the number is printed in percent."""
         name = self.bare.rpartition("/")[2]
         return "_by_" not in name and bool(SHARE.search(name))  # accuracy_by_gradient is a correlation
 

@@ -44,7 +44,7 @@ WORDS = {
 #: Metrics that are accuracies in percent; only these stand beside the accuracy of a run.
 ACCURACIES = ("accuracy_pct", "test_accuracy_pct")
 
-#: Columns of a file that a cell takes over as they stand, and all of its columns.
+#: Columns of a file that a cell copies unchanged, and all of its columns.
 TEXTS = ("paper", "table", "dataset", "model", "method", "metric")
 
 
@@ -100,7 +100,7 @@ def published(name: str) -> list[Published]:
         for row in reader:
             if any(row[name] is None for name in COLUMNS if name != "std"):
                 what = f"line {reader.line_num} has fewer columns than {len(COLUMNS)}"
-                raise DataError(what, str(path), "complete it, or remove it; the format has no comments")
+                raise DataError(what, str(path), "complete or remove the line; the format has no comments")
             # Words without a value ("main setting") only describe.
             setting = dict(part.split("=", 1) for part in row["setting"].split(";") if "=" in part)
             texts = {name: row[name] for name in TEXTS} | {"text": row["value"] or "-"}
@@ -110,7 +110,7 @@ def published(name: str) -> list[Published]:
 
 def statistics(cells: Sequence[Published]) -> str:
     """Which rounds' accuracy papers print, in words and with their names: "best accuracy of the evaluated rounds (FedVG)"."""
-    unnamed = "accuracy of rounds that are not named"
+    unnamed = "accuracy of unnamed rounds"
     said = {paper: WORDS[stated["metric"]] if stated["metric"] else unnamed for paper, stated in STATED.items()}
     papers: dict[str, list[str]] = {}  # words -> papers
     for paper in dict.fromkeys(cell.paper for cell in cells):

@@ -96,7 +96,7 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
     """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
 
     Args:
-      on_note: is told each figure that was asked for and that the runs do not hold.
+      on_note: is called with each requested figure that the runs do not hold.
     Raises:
       DataError: the folder cannot be written.
     """

@@ -90,7 +90,7 @@ def wilcoxon_greater(left: Sequence[float], right: Sequence[float]) -> Wilcoxon:
     return Wilcoxon(p, observed / 2, len(left), len(gaps), len(sizes) < len(gaps))
 
 
-#: Pairs from which on a standardised effect is told.
+#: Pairs from which on a standardised effect is printed.
 LEAST_PAIRS = 3
 
 

@@ -253,7 +253,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def published_cells(tables: Sequence[Published]) -> list[Cell]:
-    """The accuracies of published tables as cells without runs; "-" is left out, and so is a cell told before."""
+    """The accuracies of published tables as cells without runs; "-" is left out, and so is a repeated cell."""
     cells: dict[frozenset[tuple[str, Label]], Cell] = {}
     for row in tables:
         if row.metric in ACCURACIES and row.value is not None:

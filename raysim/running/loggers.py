@@ -1,4 +1,4 @@
-"""Loggers of the user's own: told of the start of a run, of every round, of the end. docs/loggers.md has examples.
+"""Loggers of the user's own: called at the start of a run, after every round, and at the end. docs/loggers.md has examples.
 
 They live in the process that drives the run, and none of them on trainers. Every round is reported as it ends. A resumed
 run reports the rounds since the last checkpoint again, with the same numbers and the same values.
@@ -60,7 +60,7 @@ class Loggers:
             except ConfigError:
                 raise
             except (Exception, SystemExit) as error:  # whatever the user's own code raises
-                raise ConfigError([Fault(key, f"{_place(error, make)}; mend it, or drop the logger")]) from error
+                raise ConfigError([Fault(key, f"{_place(error, make)}; correct or remove the logger")]) from error
             self._refuse_missing_folder(make, "its start")
             self._open[json.dumps(spec)] = make, logger
 
@@ -93,8 +93,8 @@ class Loggers:
     def _refuse_missing_folder(self, make: Callable[..., object], when: str) -> None:
         """Raises RaysimError."""
         if not self._folder.config.is_file():
-            self._open.clear()  # the end is told to nobody: it would only say the same
-            what = f"the run directory, or its config.yaml, is gone after {place_of(make)}, at {when}"
+            self._open.clear()  # no call at the end, which would report the same fault again
+            what = f"the run directory or its config.yaml is missing after {place_of(make)}, at {when}"
             raise RaysimError(what, str(self._folder.path), "keep loggers from writing to it; the contents are lost")
 
 

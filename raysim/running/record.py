@@ -41,7 +41,7 @@ class Recorder:
     Args:
       main: the task's main metric.
       evaluate_every: rounds between evaluations, see `judged`.
-      first_round: above 0 for a run that goes on: later rows of the files are dropped.
+      first_round: above 0 for a resumed run: later rows of the files are dropped.
       on_step: on_step(what begins now, in words). on_row: on_row(row of progress.csv) after each round.
     """
 

@@ -145,7 +145,7 @@ class Run:
         from raysim.training.tasks import unscaled
 
         if not self._files.model.is_file():
-            raise DataError("no model.safetensors", str(self.folder), "finish the run: the same command resumes it")
+            raise DataError("no model.safetensors", str(self.folder), "finish the run: the same command resumes")
         with _sound(self._files.config):
             config = Config.model_validate(self._files.read_config())
         with _sound(self._files.summary):

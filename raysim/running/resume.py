@@ -14,7 +14,7 @@ from raysim.base.errors import Fault, RunExists, refuse
 #: show: it is finished, and just this run was asked for.
 Step = Literal["begin", "resume", "extend", "show"]
 
-OTHER = "choose another name, or delete that folder"
+OTHER = "choose another name, or delete the folder"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def next_step(state: RunState) -> Step:
     """What to do.
 
     Raises:
-      RunExists: a sweep; another finished run, or one with fewer rounds to go on to; an unfinished one with a
+      RunExists: a sweep; another finished run, or one that already has more rounds; an unfinished one with a
         damaged configuration.
       ConfigError: a run with another configuration or other data, or more rounds where the length of the run decides its
         earlier rounds.
@@ -73,14 +73,14 @@ def next_step(state: RunState) -> Step:
     if not state.has_config:
         return "begin"
     if state.damage:
-        what = f"run {state.name!r} cannot be resumed: its config.yaml or partition.json is damaged ({state.damage})"
+        what = f"run {state.name!r} cannot be resumed: config.yaml or partition.json is damaged ({state.damage})"
         raise RunExists(what, state.where, OTHER)
     is_wanted = state.is_longer or (state.has_other_stop and state.goes_on)
     changed = [key for key, _, _ in state.changes if key != "rounds" or not state.is_longer]
     is_same = not changed and not state.has_other_stop
     if state.is_finished and not is_wanted and not is_same and {*changed} <= {"rounds"}:
         what = f"run {state.name!r} is finished"
-        raise RunExists(what, state.where, f"raise rounds to go on with it, {OTHER}")
+        raise RunExists(what, state.where, f"raise rounds to continue the run, {OTHER}")
     refuse(_faults(state), f"resuming {state.name!r}")
     if state.is_finished and not is_wanted:
         return "show"
@@ -95,7 +95,7 @@ def _faults(state: RunState) -> list[Fault]:
         if key != "rounds" or not state.is_longer
     ]
     if state.is_longer and state.depends_on_length:
-        text = f"{state.kind} has {state.rounds_before} rounds, and {state.depends_on_length} depends on that"
+        text = f"{state.kind} has {state.rounds_before} rounds, and {state.depends_on_length} depends on the number"
         faults.append(Fault("rounds", f"{text}; choose another name"))
     data = [fault for fault in (state.other_partition, state.other_weights) if fault is not None]
     return faults or data[:1]

@@ -1,6 +1,6 @@
 """`raysim run`: from a checked plan to a finished run directory.
 
-`execute` is the whole of it, from top to bottom: the run directory, the checkpoint to go on from, a server with its
+`execute` is the whole of it, from top to bottom: the run directory, the checkpoint to resume from, a server with its
 trainers, the rounds, the summary. Where Ray loses the server, its node or the cluster itself, it does so once more, from
 the last checkpoint.
 """
@@ -65,7 +65,7 @@ def execute(
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message. ClusterLost: so often that
-        `resources.restarts` is over; each time before that, the run goes on from its last checkpoint.
+        `resources.restarts` is over; each time before that, the run resumes from its last checkpoint.
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
     folder, stored = open_run_folder(plan.config, on_note)
@@ -169,7 +169,7 @@ def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
     news = {key: now[key] for key, value in given.items() if value and now[key] != before.get(key)}
     if news:
         folder.write_config({**before, **news})
-        on_note(f"config.yaml of run {folder.name!r} has the {' and '.join(news)} that were given now")
+        on_note(f"config.yaml of run {folder.name!r} has the {' and '.join(news)} of the present call")
     return bool(news)
 
 
@@ -242,7 +242,7 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
 def _checkpoint(
     plan: Plan, folder: RunFolder, store: CheckpointStore, state: RunState, step: Step, on_note: Tell
 ) -> Checkpoint | None:
-    """The checkpoint to go on from; a run with more rounds, or another `stop`, loses the marks of its end.
+    """The checkpoint to resume from; a run with more rounds, or another `stop`, loses the marks of its end.
 
     Raises:
       RaysimError: the records of the rounds before it were changed.
@@ -252,8 +252,8 @@ def _checkpoint(
         what = f"run {state.name!r} is finished and has no checkpoints, so no round can be added"
         raise RunExists(what, state.where, OTHER)
     if checkpoint is None and folder.progress_rows():
-        every = f"one is written every {plan.config.checkpoint.every_s:g} s"
-        on_note(f"run {state.name!r} has no checkpoint yet ({every}): it begins again")
+        every = f"a checkpoint is written every {plan.config.checkpoint.every_s:g} s"
+        on_note(f"run {state.name!r} has no checkpoint yet ({every}): the run starts again")
     if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
         remedy = "restore the file, or delete the folder and repeat the run"
         raise RaysimError(f"run {state.name!r} cannot be resumed: {damage}", state.where, remedy)
@@ -282,7 +282,7 @@ def _other_partition(plan: Plan, run: str) -> Fault:
     """Yield a fault if the run's partition differs from the plan's. run: name for messages."""
     key, what = "data", "the set"
     if plan.config.partition.scheme == "file":
-        key, what = "partition.file", "the partition in it"
+        key, what = "partition.file", "the partition of the run"
     return Fault(key, f"{what} changed since {run} began; choose another name")
 
 

@@ -15,8 +15,8 @@ from raysim.training.model import BoundModel
 #: What may be not finite, in the order in which a local step makes it, and how to mend it.
 REMEDIES = {
     "inputs": "look at the augmentation, or at the images",
-    "loss": "look at the model, at the size of its inputs, and at the losses of the methods",
-    "gradient": "look for a derivative that is not finite in the model, and at the gradients of the methods",
+    "loss": "look at the model, at the size of the inputs, and at the losses of the methods",
+    "gradient": "look for a non-finite derivative in the model, and at the gradients of the methods",
     "parameters": "lower local.lr",
 }
 
@@ -64,7 +64,7 @@ def _sentence(model: BoundModel, part: str, step: int, is_bad: Tensor) -> str:
         return "the server's message: check the methods that change the message"
     mend, leaf = REMEDIES[part], ""
     if step > 1 and part in ("loss", "gradient"):
-        mend = f"lower local.lr; if that does not help, {mend}"
+        mend = f"lower local.lr; if NaN remains, {mend}"
     if part in ("gradient", "parameters"):
         place = int(is_bad.nonzero()[0])
         leaf = next(f" of {leaf.name}" for leaf in model.layout.leaves if place < leaf.end)

@@ -234,7 +234,7 @@ def fits(task: Task, logits: Tensor, targets: Tensor) -> str:
             total = task.total(logits, targets)
             columns = {name: part.numpy() for name, part in task.measure(logits, targets).items()}
         if task.main not in (names := task.metrics(columns, logits.shape[-1])):
-            return f"the task {task.name} is judged by {task.main!r}, which is none of its metrics {', '.join(names)}"
+            return f"the task {task.name} is judged by {task.main!r}, which is not among the metrics {', '.join(names)}"
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         shown = f"{type(error).__name__}: {error}"
         return f"the task {task.name} cannot score outputs of shape {tuple(logits.shape)} ({shown})"

@@ -2,7 +2,7 @@
 
 Part of the composition root: `plan` lists the trials, `planner` checks them one by one, `ranges` is what values are drawn
 from, `search` is a search that learns, `driver` gives the trials to Tune, `trial` is what runs in a worker, `resources`
-says what a trial reserves, `outcome` reads what became of them. `driver`, `trial`, `ranges` and `resources` are the only
+says what a trial reserves, `outcome` reads the outcomes. `driver`, `trial`, `ranges` and `resources` are the only
 places that know `ray.tune`; the engine's Ray stays in `engine/ray`, which knows nothing of configurations.
 
 Tune gets a fixed list of trials, or asks a search for the next one when there is room, says which runs where and when, and

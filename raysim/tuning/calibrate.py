@@ -119,7 +119,7 @@ def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
 def _own_faults(config: Config) -> Iterator[Fault]:
     """What a run may have and a calibration may not."""
     if config.rounds != 1:
-        yield Fault("rounds", f"must be 1, got {config.rounds}: clients and joint training start from one point")
+        yield Fault("rounds", f"must be 1, got {config.rounds}: clients and joint training start from the same point")
     if is_uri(config.storage):
         text = f"must be a folder here, got {config.storage}: the table is written beside the runs"
         yield Fault("storage", text)
@@ -130,10 +130,10 @@ def _own_faults(config: Config) -> Iterator[Fault]:
     options = options if isinstance(options, dict) else {}
     without = {"components": "head", "layers": "examples", "table": "online"}
     if name != "livar" or any(options.get(key) == value for key, value in without.items()):
-        text = f"must begin with livar, which counts the importances, got {first!r}; or drop it"
+        text = f"must begin with livar, which counts the importances, got {first!r}; or remove the key"
         yield Fault("methods", text)
     if holds_adapters(start := config.model.pretrained):
-        text = f"{start} holds adapters; eq. 4 is about what training from none of them adds"
+        text = f"{start} holds adapters; eq. 4 measures the gain of training without adapters"
         yield Fault("model.pretrained", f"{text}: give weights of a run without model.lora, or default")
 
 
@@ -159,7 +159,7 @@ def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
     sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
     _, outcomes = run_sweep(sweep, listener)
     if failed := [f"{name}: {end.message}" for name, end in outcomes.items() if not end.is_finished]:
-        mend = "the same command again runs what is not finished"
+        mend = "the same command resumes unfinished runs"
         raise RaysimError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}", str(plan.folder), mend)
 
 
@@ -177,12 +177,12 @@ def _is_finished(plan: Plan) -> bool:
     with explained("a finished run is damaged", run.path, "delete that folder", *kinds):
         before = Config.model_validate(run.read_config()).model_dump(mode="json")
         partition = run.read_json(run.partition)["checksum"]
-    remedy = f"set it back, choose another name, or delete {run.path}"
+    remedy = f"restore the old value, choose another name, or delete {run.path}"
     differences = changes(before, plan.config.model_dump(mode="json"))
     faults = [Fault(key, f"is {new!r}, but the finished run has {old!r}; {remedy}") for key, old, new in differences]
     if not faults and partition != plan.manifest.checksum:
-        faults = [Fault("data", f"the set changed since that run; choose another name, or delete {run.path}")]
-    refuse(faults, "going on with a calibration")
+        faults = [Fault("data", f"the set changed since the run; choose another name, or delete {run.path}")]
+    refuse(faults, "resuming a calibration")
     return True
 
 
@@ -238,7 +238,7 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
         others[str(folder) if is_taken else folder.name] = read_calibration(folder)
     run_pairs(plan, listener)
     rows, group = rows_of(plan), plan.settings
-    listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining them")
+    listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining the forest")
     explanation = explain(rows, count_feature=group.count_feature, trees=group.trees)
     result = calibration(rows, explanation, group.model_dump(mode="json"))
     write_file(plan.file, (json.dumps(result, indent=1) + "\n").encode())
@@ -247,7 +247,7 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
         note = "# LIVAR with this table: the `base:` of a run's file.\n"
         write_file(plan.file.with_suffix(".yaml"), f"{note}{text}".encode())
     except ValueError as error:
-        listener.say(f"no YAML of this table, which livar cannot use ({error})")
+        listener.say(f"no YAML of the table, which livar cannot use ({error})")
     table = rows.to_csv(columns=COLUMNS, index=False, lineterminator="\r\n")
     write_file(plan.folder / f"rows{plan.suffix}.csv", table.encode())
     results = {plan.folder.name: result, **others}

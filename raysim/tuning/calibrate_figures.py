@@ -54,7 +54,7 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
 
     Args:
       results: label -> calibration; the first one's features are the panels and its cuts are dotted, the others' curves are
-        laid over them (figure 3).
+        drawn over them (figure 3).
     """
     own = next(iter(results.values()))
     styles = styles_of(list(results), next(iter(results)))

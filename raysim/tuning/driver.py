@@ -108,7 +108,7 @@ def _opening(sweep: Sweep, waiting: Sequence[SweepTrial]) -> str:
     num_left = len(waiting) + count - len(sweep.trials)
     left = f"{num_left} of {count} trials to run" if num_left < count else f"{count} trials"
     twins = sum(bool(trial.same_as) for trial in sweep.trials)
-    repeats = f" ({twins} only repeat another one)" if twins else ""
+    repeats = f" ({twins} repeat another trial)" if twins else ""
     better = "largest" if sweep.base.tune.direction == "max" else "smallest"
     return f"{left} in {sweep.folder}{repeats}; best: the {better} {sweep.base.tune.metric}"
 
@@ -129,9 +129,9 @@ def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune
                 raise
             if num_failures >= max(trial.config.resources.restarts for trial in source.sweep.trials):
                 what = f"Ray ended processes of trials {num_failures + 1} times ({_first_line(error.__cause__)})"
-                mend = "lower tune.max_concurrent, or free memory; the same command goes on with what is unfinished"
+                mend = "lower tune.max_concurrent, or free memory; the same command resumes unfinished trials"
                 raise RaysimError(what, source.sweep.folder.name, mend) from error
-            source.watch.told(f"Ray ended processes of trials ({_first_line(error.__cause__)}); they go on")
+            source.watch.told(f"Ray ended processes of trials ({_first_line(error.__cause__)}); the trials resume")
             source.take_unfinished()
 
 
@@ -192,7 +192,7 @@ class _Source(Searcher):
         return {}  # Tune writes its source of trials to a file that nobody here reads back
 
     def take_lost(self) -> bool:
-        """Whether trials lost their process since this was last asked; they are next, and go on from their checkpoints."""
+        """Whether trials lost their process since the last call; the trials run next, from their checkpoints."""
         lost, self.watch.lost = self.watch.lost, []
         self._queue.extend(lost)
         return bool(lost)
@@ -218,7 +218,7 @@ class _Source(Searcher):
         return point_of(trial)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        pass  # its run directory says what became of it
+        pass  # the outcome is in the run directory
 
     def save(self, checkpoint_path: str) -> None:
         pass  # as above
@@ -351,7 +351,7 @@ def _error_of(trial: Trial) -> str:
     """What ended a trial, in a line."""
     error = _raised(trial)
     if error is None:
-        return "Its process ended without a word."
+        return "The process ended without a message."
     reason = " ".join(str(getattr(error, "cause", error)).split())
     more = " The trial resumes from the last checkpoint when the sweep is started again." if _is_loss(trial) else ""
     return f"{reason}{more}"

@@ -68,7 +68,7 @@ def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
         raise RunExists(f"{folder.name!r} is a run, not a sweep", str(folder), "choose another name")
     before = {trial.name: outcome(sweep, trial) for trial in sweep.trials}
     finished = [trial for trial in sweep.trials if before[trial.name].is_finished]
-    refuse(_changed(sweep, finished), f"going on with {folder.name!r}")
+    refuse(_changed(sweep, finished), f"resuming {folder.name!r}")
     for trial in finished:  # labels are for tables, and may have been corrected
         own = RunFolder(folder / trial.name)
         if (config := own.read_config()).get("labels") != trial.config.labels:
@@ -81,7 +81,7 @@ def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
     """Where finished trials' configurations are not those they would have now: each change once."""
     trials_of: dict[tuple[str, str, str], list[str]] = {}
     for trial in trials:
-        before, what = RunFolder(sweep.folder / trial.name), "its config.yaml or partition.json is damaged"
+        before, what = RunFolder(sweep.folder / trial.name), "config.yaml or partition.json is damaged"
         kinds = (OSError, ValueError, TypeError, KeyError, yaml.YAMLError)
         with explained(what, before.path, "delete the folder to repeat the trial", *kinds, to=RaysimError):
             saved = Config.model_validate(before.read_config())
@@ -93,7 +93,7 @@ def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
             trials_of.setdefault((key, repr(old), repr(new)), []).append(trial.name)
     for (key, old, new), names in trials_of.items():
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        remedy = f"set it back, choose another name, or delete their folders in {sweep.folder}"
+        remedy = f"restore the old value, choose another name, or delete the trials' folders in {sweep.folder}"
         yield Fault(key, f"is {new}, but finished trial {names[0]}{more} has {old}; {remedy}")
 
 

@@ -149,7 +149,7 @@ def plan_sweep(raw: sweep.Raw, source: str, *, reads_weights: bool = True) -> Sw
         trials, refused = planner.plan_all(("", values) for values in _points(whole, base, lists, ranges, source))
         _refuse(refused, len(trials), base.tune, source)
         idle, fixed = planner.idle(trials), whole["tune"].get("fixed") or {}
-        refuse((Fault(key, f"{idle[key]}, in every trial; drop it") for key in idle if sets(fixed, key)), source)
+        refuse((Fault(key, f"{idle[key]}, in every trial; remove it") for key in idle if sets(fixed, key)), source)
         if idle:
             texts = (f"{key} {reason}" for key, reason in idle.items())
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
@@ -211,7 +211,7 @@ def _axes(raw: sweep.Raw, settings: TuneGroup, source: str) -> tuple[dict[str, l
         faults.append(Fault("tune.search", f"{settings.search} draws from ranges, and tune.param_space has none"))
     count = settings.num_samples * math.prod(map(len, lists.values()))
     if count > MOST_TRIALS:
-        text = f"makes {count:,} trials, and a sweep has at most {MOST_TRIALS:,}; cut it, or lower tune.num_samples"
+        text = f"makes {count:,} trials, and a sweep has at most {MOST_TRIALS:,}; shorten the lists, or lower tune.num_samples"
         faults.append(Fault("tune.param_space", text))
     refuse(faults, source)
     return lists, ranges
@@ -255,7 +255,7 @@ def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[Swee
         task = TASKS.get(str(trial.config.task or CLASSES.name))
         further = [f"server/{name.rpartition(':')[2]}" for name in trial.config.evaluation.metrics]
         if task is not None and settings.metric in scores_of_mains() - scores_of_mains(task.main) - {*further}:
-            text = f"trial {trial.name} predicts {task.name} and records no {settings.metric}; its main metric is {task.main}"
+            text = f"trial {trial.name} predicts {task.name} and records no {settings.metric}; the main metric is {task.main}"
             yield Fault("tune.metric", f"{text}. Compare sets of one task in a sweep")
             break
     yield from report_faults(report, [trial.config for trial in trials])

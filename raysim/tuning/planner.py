@@ -164,5 +164,5 @@ def refusals(refused: Mapping[str, Sequence[Fault]], count: int) -> Iterator[Fau
         where = "" if len(names) == count else f" (trial {names[0]}{more})"
         yield Fault(fault.key, f"{fault.message}{where}")
     if len(refused) < count:
-        text = f"set it to true to start the remaining {count - len(refused)} of {count} trials"
+        text = f"set true to start the remaining {count - len(refused)} of {count} trials"
         yield Fault("tune.skip_refused", f"{text}; refused: {', '.join(refused)}")

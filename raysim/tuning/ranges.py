@@ -80,7 +80,7 @@ def draws(name: str, arguments: object) -> Range:
     is_integer = "randint" in name
     bounds = arguments if isinstance(arguments, list | tuple) else ()
     if len(bounds) != 2 or not all(isinstance(each, int if is_integer else int | float) for each in bounds):
-        kind = "integers, the upper one left out" if is_integer else "numbers"
+        kind = "integers, the upper excluded" if is_integer else "numbers"
         raise ValueError(f"{name} takes two {kind}, [lower, upper], got {arguments!r}")
     low, high = bounds
     if is_integer:

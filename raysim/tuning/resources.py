@@ -127,5 +127,5 @@ def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ())
         except Exception as error:  # whatever the class raises, of another package or the user's own
             raise ConfigError([Fault(f"tune.callbacks[{index}]", words_of(error))], "the sweep") from error
     others = [type(each).__name__ for each in found if not isinstance(each, tune.Callback)]
-    refuse((Fault("callbacks", f"must be a ray.tune.Callback, got one of type {name}") for name in others), "the sweep")
+    refuse((Fault("callbacks", f"must be a ray.tune.Callback, got type {name}") for name in others), "the sweep")
     return [each for each in found if isinstance(each, tune.Callback)]

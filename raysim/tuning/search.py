@@ -86,8 +86,8 @@ class Search:
             text = f"{self._file} is damaged ({error}); delete the file to start a new search"
             raise ConfigError([Fault("tune.search", text)], self._file.parent.name) from error
         if space != self._space:
-            text = f"is {self._space}, but the search in {self._file.parent} is one of {space}"
-            raise ConfigError([Fault(sweep.SPACE, f"{text}; set it back, or choose another name")], "going on")
+            text = f"is {self._space}, but the search in {self._file.parent} has {space}"
+            raise ConfigError([Fault(sweep.SPACE, f"{text}; set it back, or choose another name")], "the sweep")
         return points
 
 

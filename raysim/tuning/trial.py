@@ -94,7 +94,7 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
 class _Reporter:
     """Report rounds to Tune; the last round only after completion, so that Tune cannot stop the run.
 
-    Each is reported once: a run that lost its server goes on from its checkpoint, and trains the rounds since then again.
+    Each is reported once: a run that lost its server resumes from its checkpoint, and trains the rounds since then again.
     """
 
     def __init__(self, settings: TuneGroup):

@@ -171,7 +171,7 @@ def test_named_classifier_is_the_head(here):
 
     assert head_of(ModelSpec("my_net:net", 4, (8, 8, 1))) == "1"
     assert head_of(ModelSpec("my_net:net", 4, (8, 8, 1), {"width": 4}, head="0.1")) == "0.1"
-    with pytest.raises(ConfigError, match=r"model\.head: cnn has its classifier at fc2; drop it"):
+    with pytest.raises(ConfigError, match=r"model\.head: cnn has the classifier at fc2; drop it"):
         raysim.run("own.yaml", model={"name": "cnn", "head": "fc1"})
 
 

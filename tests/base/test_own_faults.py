@@ -66,7 +66,7 @@ number = 3
             r"model: .*returned NoneType in .*broken\.py, line \d+, in none\. Return an nn\.Module",
         ),
         ({"model": {"name": "broken:no_shape"}}, r"model\.name: takes no argument 'input_shape'.*in no_shape"),
-        ({"model": {"name": "broken:taken"}}, r"model\.name: its option 'blocks' is a key of raysim's; rename it"),
+        ({"model": {"name": "broken:taken"}}, r"model\.name: option 'blocks' is a key of raysim's; rename the option"),
         ({"model": {"name": "my_net:net", "width": "wide"}}, r"model\.width: "),
         ({"model": {"name": "my_net:net", "widht": 3}}, r"model\.widht: unknown key\. Did you mean 'width'"),
         ({"model": {"name": "broken:nett"}}, r"model\.name: cannot import model .*no function 'nett' in .*broken\.py"),

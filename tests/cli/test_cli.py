@@ -230,7 +230,7 @@ def test_methods_prepare_and_doctor(tmp_path):
     assert "digits" in runner.invoke(app, ["prepare"]).stdout
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 0, result.stdout
-    assert "torch and torchvision fit each other" in result.stdout
+    assert "torch and torchvision match" in result.stdout
 
 
 def test_unknown_names_have_status_2(monkeypatch, capsys):

@@ -81,10 +81,10 @@ def test_a_file_says_its_verb_its_name_and_its_job(words, job_id, command, clust
 def test_a_job_that_runs_is_followed_and_not_submitted_twice(cluster):
     cluster.running = {"plain"}
     result = submit("configs/plain.yaml")
-    assert "job plain is running; this is its log" in result.output
+    assert "job plain is running; log follows" in result.output
     assert cluster.submitted == []
     cluster.running = set()
-    assert "`ray job logs --follow plain` shows its log" in submit("configs/plain.yaml", "--no-wait").output
+    assert "`ray job logs --follow plain` shows the log" in submit("configs/plain.yaml", "--no-wait").output
     assert len(cluster.submitted) == 1
 
 
@@ -93,7 +93,7 @@ def test_exit_status_is_that_of_the_job(end, status, cluster):
     cluster.end = JobEnd(*end, "why")
     result = submit("configs/plain.yaml")
     assert result.exit_code == status
-    assert f"job plain {end[0].lower()}: why; submit it again to go on" in result.stderr
+    assert f"job plain {end[0].lower()}: why; submit the file again to resume" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_without_a_cluster_the_two_variables_are_named(cluster, monkeypatch):
         raise ConnectionError("no answer")
 
     monkeypatch.setattr(jobs, "Jobs", nobody)
-    with pytest.raises(RaysimError, match=r"no answer.*RAY_API_SERVER_ADDRESS to its dashboard.*RAY_AUTH_MODE=token"):
+    with pytest.raises(RaysimError, match=r"no answer.*RAY_API_SERVER_ADDRESS to the dashboard.*RAY_AUTH_MODE=token"):
         submit("configs/plain.yaml")
 
 

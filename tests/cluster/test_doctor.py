@@ -42,7 +42,7 @@ def test_a_sound_node_has_no_fault():
     assert faults(replace(GOOD, versions=other_builds)) == []
     is_ok, line = doctor._gpus(replace(GOOD, gpus=0))
     assert is_ok
-    assert "Ray was not told" in line
+    assert "Ray does not use the GPU" in line
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_a_sound_node_has_no_fault():
         ({"versions": {**VERSIONS, "torch": "2.11.0"}}, "the driver has torch 2.14.1: install the same on every node"),
         ({"versions": {**VERSIONS, "python": "3.12.1"}}, "the driver has python 3.11.7"),
         ({"versions": {**VERSIONS, "raysim": ""}}, "no raysim; the driver has raysim 0.1.0 (sources 01234567)"),
-        ({"gpu_names": ()}, "1 GPUs, but PyTorch sees none: check nvidia-smi there"),
+        ({"gpu_names": ()}, "1 GPUs, but PyTorch sees no GPU: check nvidia-smi on the node"),
         ({"temp_free_bytes": GIB}, "1.0 GiB free in /tmp/ray: Ray needs 2 GiB and a disk below 95 %"),
-        ({"temp_free_bytes": 4 * GIB}, "start it with another --temp-dir"),
-        ({"sees_storage": False}, "does not see what the driver writes to /shared/runs: mount shared storage"),
+        ({"temp_free_bytes": 4 * GIB}, "start Ray with another --temp-dir"),
+        ({"sees_storage": False}, "does not see the driver's files in /shared/runs: mount shared storage"),
     ],
 )
 def test_each_fault_of_a_node_is_one_line_with_a_remedy(change, words):

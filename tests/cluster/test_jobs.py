@@ -105,7 +105,7 @@ def test_exit_status_of_the_job_follows_the_run(cluster, clone):
     assert "failed with exit code 2" in result.stdout
     assert "3 faults in configs/quickstart.yaml" in result.stdout
     assert f"no prepared set 'cifar10' in {cluster.home}/data/cifar10/cifar10.arrow" in result.stdout
-    assert "a folder that the cluster has, or to a URI such as s3://bucket/data" in result.stdout
+    assert "a folder there, or to a URI such as s3://bucket/data" in result.stdout
     raises = "methods=[{tests.support.toys:raises: {client: 3, round_index: 1}}]"
     everyone = [word.replace("cohort.size=4", "cohort.size=20") for word in TINY]
     result = cluster.submit(CONFIG, *everyone, raises, "name=raises", cwd=clone)
@@ -166,7 +166,7 @@ def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp
     time.sleep(2)  # the signal is on its way, the round is still held
     (gates / "gate-12").unlink()
     wait_for(lambda: "was stopped" in status_of(cluster, "again", clone), "the end of the stopped job")
-    stopped = re.search(r"stopped by a signal after a checkpoint; the same command goes on at round (\d+)", log())
+    stopped = re.search(r"stopped by a signal after a checkpoint; the same command resumes at round (\d+)", log())
     assert stopped, log()
     assert checkpoints(cluster, "again")[-1] == f"round-{int(stopped[1]) - 1:06}"  # its rounds are done
     assert not (cluster.home / "runs" / "again" / "FAILED").exists()

@@ -67,8 +67,6 @@ def test_data_that_a_job_cannot_see_is_a_fault_with_the_remedy(here, monkeypatch
         check(raw, "a test")
     monkeypatch.setenv(JOB_VARIABLE, "{}")
     monkeypatch.setenv("RAYSIM_HOME", str(here / "shared"))
-    with pytest.raises(
-        ConfigError, match=r"a folder that the cluster has, or to a URI such as s3://bucket/data"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"a folder there, or to a URI such as s3://bucket/data") as caught:
         check(raw, "a test")
     assert f"no prepared set 'cifar10' in {here}/shared/data/cifar10/cifar10.arrow" in str(caught.value)

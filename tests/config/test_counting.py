@@ -55,14 +55,14 @@ def test_a_key_that_does_not_count_is_refused(raw, key):
     (fault,) = parse_config(raw)[1]
     assert fault.key == key
     assert fault.message.startswith("has no effect with ")
-    assert "drop it, or change " in fault.message
+    assert "remove the key, or change " in fault.message
 
 
 def test_a_refusal_names_the_cause_the_condition_and_the_remedy():
     (fault,) = parse_config({"partition": {"scheme": "iid", "alpha": 0.5}})[1]
     assert str(fault) == (
-        "partition.alpha: has no effect with partition.scheme iid (it counts with partition.scheme dirichlet, quantity "
-        "or nine_plus_one); drop it, or change partition.scheme"
+        "partition.alpha: has no effect with partition.scheme iid (applies with partition.scheme dirichlet, quantity "
+        "or nine_plus_one); remove the key, or change partition.scheme"
     )
 
 
@@ -96,7 +96,7 @@ def test_groups_without_group_norm_are_refused():
 
 def test_groups_and_metrics_of_other_verbs(settings):
     for more, words in (
-        ({"tune": {"num_samples": 3}}, "tune: has no effect in a run, only with .*raysim tune`; drop it"),
+        ({"tune": {"num_samples": 3}}, "tune: has no effect in a run, only with .*raysim tune`; remove the group"),
         ({"calibrate": {"trees": 3}}, "calibrate: has no effect in a run"),
         ({"report": {"metric": "nosuch"}}, "report.metric: no run here has 'nosuch'"),
     ):

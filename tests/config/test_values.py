@@ -37,8 +37,8 @@ def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(text):
 def test_momentum_of_an_optimiser_that_has_its_own_is_refused():
     local = {"optimizer": "adamw", "momentum": 0.9}
     assert faults_of({"local": local}) == {
-        "local.momentum": "has no effect with local.optimizer adamw (it counts with local.optimizer sgd); "
-        "drop it, or change local.optimizer"
+        "local.momentum": "has no effect with local.optimizer adamw (applies with local.optimizer sgd); "
+        "remove the key, or change local.optimizer"
     }
     assert faults_of({"local": {**local, "optimizer": "sgd"}}) == faults_of({"local": {**local, "momentum": 0}}) == {}
 
@@ -187,7 +187,7 @@ def refused(root, tune):
 def test_what_belongs_to_the_sweep_is_no_axis(root, axis):
     key = axis.partition(".")[0]
     faults = refused(root, {"param_space": {axis: {"grid_search": ["a", "b"]}}})
-    assert faults[f"tune.param_space.{axis}"].startswith(f"{key} is the sweep's own")
+    assert faults[f"tune.param_space.{axis}"].startswith(f"{key} belongs to the sweep")
     faults = refused(root, {"param_space": {"m": {"grid_search": {"A": {axis: "a"}}}}})
     assert f"A sets {axis}" in faults["tune.param_space.m"]
 
@@ -247,7 +247,8 @@ def test_local_work_is_counted_in_epochs_or_in_steps(given, counts):
 def test_epochs_and_steps_both_written_are_a_clash_even_at_the_default():
     (fault,) = parse_config({"local": {"epochs": 1, "steps": 3}})[1]
     assert (
-        str(fault) == "local: steps and epochs are both set; keep one, and set the other to null if a file below has it"
+        str(fault)
+        == "local: steps and epochs are both set; keep one, and set the second to null if a base file has both"
     )
 
 

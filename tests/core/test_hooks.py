@@ -142,19 +142,19 @@ def run_server(function):
     [
         (
             lambda: run_grads(Method("mine", grads=lambda inner, client: lambda params, batch: params[:2])),
-            r"its grads returned a tensor of shape \(2,\) from the function that it made" + PLACE,
+            r"its grads returned a tensor of shape \(2,\) from the returned function" + PLACE,
         ),
         (
             lambda: run_grads(chain("two", Method("mine", grads=lambda inner, client: lambda params, batch: None))),
-            "its grads returned NoneType from the function that it made, not a tensor" + PLACE,
+            "its grads returned NoneType from the returned function, not a tensor" + PLACE,
         ),
         (
             lambda: run_grads(Method("mine", grads=lambda inner, client: lambda params: params)),
-            r"its grads made a function that cannot be called with \(params, batch\)" + PLACE,
+            r"its grads returned a function that cannot be called with \(params, batch\)" + PLACE,
         ),
         (
             lambda: run_loss(Method("mine", loss=lambda inner, client: lambda outputs, batch: outputs)),
-            r"its loss returned a tensor of shape \(3,\) from the function that it made" + PLACE,
+            r"its loss returned a tensor of shape \(3,\) from the returned function" + PLACE,
         ),
         (
             lambda: Stack([Method("mine", broadcast=lambda sent, state: Message(torch.ones(2), {}))]).broadcast(
@@ -195,7 +195,7 @@ def run_server(function):
         (lambda: Stack([Method("mine", report=3)]), "its report must be a function, got int"),
         (
             lambda: run_forward(lambda layer, inputs: layer(inputs)[:1]),
-            r"its forward returned a tensor of shape \(1, 5\) from the function that it made for fc" + PLACE,
+            r"its forward returned a tensor of shape \(1, 5\) from the function for fc" + PLACE,
         ),
         (
             lambda: run_forward(lambda layer, inputs: inputs),

@@ -34,7 +34,7 @@ def test_domains_and_splits_are_checked(tmp_path):
         write_set(path, "mine", "a", [SetRows(images, labels, np.array([0, 1, 0, 2]))], domains="xy")
     with pytest.raises(DataError, match=r"split 3 outside 0\.\.2 in mine, row 1"):
         write_set(path, "mine", "a", [SetRows(images, labels, None, np.array([0, 3, 0, 2]))])
-    with pytest.raises(DataError, match="some batches have a domain"):
+    with pytest.raises(DataError, match="some batches lack a domain"):
         write_set(path, "mine", "a", [SetRows(images, labels, labels), SetRows(images, labels)], domains="x")
     with pytest.raises(DataError, match="inputs of type float64"):
         write_set(path, "mine", "a", [(images / 255, labels)])

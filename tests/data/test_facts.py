@@ -53,7 +53,7 @@ def test_folder_above_the_right_one_is_as_good(pacs, name, above, tmp_path):
 
 
 def test_reader_of_classes_on_a_tree_of_domains_is_refused(pacs, tmp_path):
-    with pytest.raises(DataError, match=r"its domains, art, photo, were read as classes .*prepare domains"):
+    with pytest.raises(DataError, match=r"the domains, art, photo, were read as classes .*prepare domains"):
         prepare("folder", tmp_path / "out", pacs / "PACS", save_as="pacs")
     assert not set_path(tmp_path / "out", "pacs").exists()
 
@@ -61,13 +61,13 @@ def test_reader_of_classes_on_a_tree_of_domains_is_refused(pacs, tmp_path):
 def test_missing_class_is_named_with_the_cause(halves, tmp_path):
     for part in ("train", "test"):
         shutil.rmtree(halves / part / "bee")
-    with pytest.raises(DataError, match=r"2 classes, ant, cat; 3 expected, and bee is not there .*[Hh]alf a download"):
+    with pytest.raises(DataError, match=r"2 classes, ant, cat; 3 expected, and bee is missing .*[Hh]alf a download"):
         prepare("folder", tmp_path / "out", halves, save_as="cifar10")
 
 
 def test_further_class_is_named(halves, tmp_path):
     class_tree(halves / "train", ["dog"], each=1)
-    with pytest.raises(DataError, match=r"dog is no class of it"):
+    with pytest.raises(DataError, match=r"dog is no class of the set"):
         prepare("folder", tmp_path / "out", halves, save_as="cifar10")
 
 
@@ -147,7 +147,7 @@ def test_drawn_shapes_that_are_there_are_not_taken_for_others(tmp_path):
         == prepare("shapes", tmp_path, options=ReaderOptions(count=20, size=16, domains=2))
     )
     for other in (ReaderOptions(count=30, size=16, domains=2), ReaderOptions(size=24), ReaderOptions(seed=7)):
-        with pytest.raises(DataError, match=r"it is there with --count 20 --domains 2 --size 16, and .* --again"):
+        with pytest.raises(DataError, match=r"the set exists with --count 20 --domains 2 --size 16, and .* --again"):
             prepare("shapes", tmp_path, options=other)
 
 
@@ -159,8 +159,8 @@ def test_second_preparation_says_that_the_first_is_kept(pacs, tmp_path):
     same, other = (CliRunner().invoke(app, [*words, str(root)]) for root in (pacs, pacs / "PACS"))
     assert (same.exit_code, other.exit_code) == (0, 0)
     text, other_text = (" ".join(result.output.split()) for result in (same, other))
-    assert f"was made before from {pacs}; --again makes it anew" in text
-    assert f"was made before from {pacs}; {pacs / 'PACS'} is not read; --again makes it anew" in other_text
+    assert f"was made before from {pacs}; --again repeats the preparation" in text
+    assert f"was made before from {pacs}; {pacs / 'PACS'} is not read; --again repeats the preparation" in other_text
 
 
 def test_every_fact_is_whole():

@@ -271,7 +271,7 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
             "parts of diff",
         ),
         ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(4)}, "3 images and 4 labels"),
-        ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.full((3, 2), 2)}, "labels other than 0 and 1"),
+        ({"images": np.zeros((3, 4, 4), np.uint8), "labels": np.full((3, 2), 2)}, "labels besides 0 and 1"),
         ({"images": np.zeros((3, 4, 4), np.uint8)}, r"not among the keys \['images'\]"),
         (
             {"images": np.zeros((3, 4, 4), np.uint8), "labels": np.arange(3), "hospital": np.arange(3)},
@@ -291,7 +291,7 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
             },
             r"\['domains_test'\] are not one array of domains for each part",
         ),
-        ({"faces": np.zeros(3), "who": np.zeros(3)}, r"not among the keys \['faces', 'who'\] in .*mine.npz. Call them"),
+        ({"faces": np.zeros(3), "who": np.zeros(3)}, r"not among the keys \['faces', 'who'\] in .*mine.npz. Name them"),
         ({"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "labels": np.arange(3)}, "not among the keys"),
         (
             {"x": np.zeros((3, 4, 4), np.uint8), "y": np.arange(3), "x_test": np.zeros((3, 4, 4), np.uint8)},
@@ -342,7 +342,5 @@ def test_truncated_npz_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["notes.npz", "notes.txt", "one.npy"])
 def test_a_file_that_is_no_npz_is_named_as_such(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x93NUMPY" if name == "one.npy" else b"a line of text")
-    with pytest.raises(
-        DataError, match=rf"a file that is no \.npz, a zip of arrays in .*{name}. Store the arrays by numpy"
-    ):
+    with pytest.raises(DataError, match=rf"not an .npz file, a zip of arrays in .*{name}. Store the arrays by numpy"):
         prepare("npz", tmp_path / "out", tmp_path / name)

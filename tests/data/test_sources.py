@@ -185,11 +185,11 @@ def test_a_set_that_is_there_is_not_kept_where_another_resize_is_asked_for(tmp_p
         status, text = said(*squashed)
         assert status == 0
         assert "resized: 8 x 8, squashed, bicubic" in text
-    assert "is there with 8 x 8, squashed, bicubic, and 8 x 8, shorter side" in said("--size", "8")[1]
+    assert "exists with 8 x 8, squashed, bicubic, and 8 x 8, shorter side" in said("--size", "8")[1]
     assert said()[0] == 0  # nothing is asked for: it is kept
     assert said("--size", "8", "--again")[0] == 0
     assert (
-        "is there with 8 x 8, shorter side, the middle cut out, bilinear, and 9 x 9, shorter side"
+        "exists with 8 x 8, shorter side, the middle cut out, bilinear, and 9 x 9, shorter side"
         in said("--size", "9")[1]
     )
 

@@ -112,7 +112,7 @@ def test_a_missing_value_is_named_left_out_or_filled_in(table, tmp_path):
     _, inputs, _ = read(path, tmp_path, target="y", missing="mean")
     np.testing.assert_array_equal(inputs, [[10, 0, 1], [20, 0, 1], [40, 0, 1], [10, 1, 0]])
     path = table("age,job,y\n10,clerk,1\n20,clerk,\n30,boss,0\n")
-    with pytest.raises(DataError, match=r"column 'y', row 2\. Give --missing-target drop, which leaves such rows out$"):
+    with pytest.raises(DataError, match=r"column 'y', row 2\. Give --missing-target drop, which removes the rows$"):
         read(path, tmp_path, target="y", missing="mean")
     source, inputs, targets = read(path, tmp_path, target="y", missing="drop")
     assert (source.info.classes, targets.tolist()) == (
@@ -218,10 +218,10 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         (PEOPLE.split("\n", 1)[1], {"target": "income"}, r"no column 'income', and the first line holds 39 .*a header"),
         ("", {"target": "y"}, r"an empty file in .*people\.csv"),
         ("a,y\n", {"target": "y"}, "no row below the header"),
-        ("a,y\n1,2\n3,4,5\n", {"target": "y"}, r"no table that can be read .*people\.csv"),
+        ("a,y\n1,2\n3,4,5\n", {"target": "y"}, r"no readable table .*people\.csv"),
         (",a,y\n0,1,2\n", {"target": "y"}, r"column 1 has no name .*index=False"),
         ("y\n1\n0\n", {"target": "y"}, "no column is left for the inputs"),
-        ("a,y\n1,0\ninf,1\n", {"target": "y"}, r"inf, no number that float32 holds, in .*column 'a', row 2\. Correct it"),
+        ("a,y\n1,0\ninf,1\n", {"target": "y"}, r"inf, no number that float32 holds, in .*column 'a', row 2\. Correct the cell"),
         ("a,y\n1,0\n-1e39,1\n", {"target": "y"}, "-1e[+]39, no number that float32 holds"),
         ("a,y\n1,0.5\n2,inf\n", {"target": "y"}, r"inf, no number .*column 'y', row 2"),
         ("a,y\n1,0\n2,0\n", {"target": "y"}, "every row has the class '0'"),
@@ -230,7 +230,7 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         (PEOPLE, {"target": "score", "task": "classes"}, r"1\.5, no class in .*column 'score', row 1.*--task regression"),
         (PEOPLE, {"target": "age", "task": "labels"}, r"the label 39 in .*row 1\. Give 0 or 1"),
         (PEOPLE, {"target": "age,score,job", "task": "classes"}, "3 targets, and a row has one class"),
-        (PEOPLE, {"target": "age,job"}, "several targets, and words among them"),
+        (PEOPLE, {"target": "age,job"}, "several targets, including words"),
         (
             "a,y\n" + "".join(f"{i},{i % 21}\n" for i in range(42)),
             {"target": "y"},
@@ -250,7 +250,7 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         ('a,y\n3,0\n"1,234,567",1\n', {"target": "y"}, r"'1,234,567' is a number with a comma.*row 2"),
         ("a,y\n3,0\n1.234.567,1\n", {"target": "y"}, r"'1.234.567' is a number with .* several points.*row 2"),
         ("a,y\n3,0\n+5%,1\n", {"target": "y"}, r"'\+5%' is a percentage.*row 2"),
-        ("a,y\n3,0\n12.5%,1\n", {"target": "y"}, r"'12.5%' is a percentage.*row 2\. Write it as a number"),
+        ("a,y\n3,0\n12.5%,1\n", {"target": "y"}, r"'12.5%' is a percentage.*row 2\. Write the number"),
         ("a,y\n2024-01-31,0\n2024-02-01,1\n", {"target": "y"}, r"'2024-01-31' is a date.*Give --dates ymd, dmy or mdy"),
         ("a,b,y\n31.1.2024,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "mdy"}, r"'31.1.2024' is no date in the order mdy"),
         ("a,b,y\n1.2.24,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "dmy"}, r"'1.2.24' is no date in the order dmy"),
@@ -275,10 +275,10 @@ def test_a_table_that_cannot_be_used_is_one_sentence(text, options, words, table
 
 def test_bytes_that_are_no_text_and_dates_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"a,y\n\xff,1\n")
-    with pytest.raises(DataError, match=r"no table that can be read .*UTF-8 text with a header"):
+    with pytest.raises(DataError, match=r"no readable table .*UTF-8 text with a header"):
         read(tmp_path / "a.csv", tmp_path, target="y")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="no table that can be read"):
+    with pytest.raises(DataError, match="no readable table"):
         read(tmp_path / "a.parquet", tmp_path, target="y")
     pd.DataFrame({"when": pd.to_datetime(["2020", "2021"]), "y": [0, 1]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a column 'when' of type datetime64.*Give numbers or words"):
@@ -300,7 +300,7 @@ def test_the_command_says_inputs_and_keeps_no_set_of_other_options(table, tmp_pa
         in text
     )
     assert "people: 3 inputs" in said("--target", "income", "--domains", "town")
-    assert "it is there with --target income --domains town, and --target score is asked for" in said(
+    assert "the set exists with --target income --domains town, and --target score is asked for" in said(
         "--target", "score"
     )
     text = said("--target", "score", "--again")

@@ -109,7 +109,7 @@ def test_line_ends_of_other_systems_are_the_same_text(tmp_path):
         (
             "abc",
             {"length": 3},
-            "no sequence of 3 characters and one that follows; the longest text has 3.*lower --length",
+            "no sequence of 3 characters and a next character; the longest text has 3.*lower --length",
         ),
         ("abcd\n" * 9, {"length": 3, "domains": "speakers"}, r"words before the first speaker in .*text\.txt, line 1"),
         ("\n\n" * 9, {"length": 3, "domains": "speakers"}, "no speaker says a word"),

@@ -191,7 +191,7 @@ def test_empty_class_folder_and_empty_tree_are_named(tmp_path):
         prepare("folder", tmp_path / "out", tmp_path / "none")
     with pytest.raises(DataError, match=r"no such file or folder in .*nowhere"):
         prepare("folder", tmp_path / "out", tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"folder needs its source files. Give --root"):
+    with pytest.raises(DataError, match=r"folder needs the source files. Give --root"):
         prepare("folder", tmp_path / "out")
 
 

@@ -177,7 +177,9 @@ def test_a_part_of_the_training_rows_has_their_classes_and_leaves_the_test_rows(
 
 def test_more_rows_than_there_are_and_a_partition_file_are_refused(tmp_path):
     images = small_set(tmp_path, per_class=20)
-    with pytest.raises(DataError, match=r"151 rows, and the training rows are 150 in data\.fraction\. Lower it"):
+    with pytest.raises(
+        DataError, match=r"151 rows, and the training rows are 150 in data\.fraction\. Lower the number"
+    ):
         make_manifest(images, PartitionSpec(scheme="iid", num_clients=1, validation=0.0, fraction=151))
     rows = "example,client,split\n" + "".join(f"{row},{row % 2},train\n" for row in range(200))
     (tmp_path / "parts.csv").write_text(rows)

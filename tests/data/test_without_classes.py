@@ -226,7 +226,7 @@ def test_a_further_test_set_of_another_kind_is_refused(folder, tmp_path):
     images = PreparedSet(set_path(folder, "tiny_regression"))
     inputs, _ = contents("regression")
     arrays(inputs, np.zeros(60, np.int64), name="other", classes=["regression 0"], root=tmp_path)
-    with pytest.raises(DataError, match=r"targets of int64 \(\).*Take a set with those of tiny_regression"):
+    with pytest.raises(DataError, match=r"targets of int64 \(\).*Take a set with"):
         make_manifest(
             images,
             PartitionSpec(scheme="iid", num_clients=3),

@@ -64,9 +64,13 @@ def augmented(factor):
     ("methods", "groups", "words"),
     [
         ([], augmented(1e39), "its inputs, at local step 1: look at the augmentation, or"),
-        ([], augmented(3e38), "its loss, at local step 1: look at the model, at the size of its inputs"),
+        ([], augmented(3e38), "its loss, at local step 1: look at the model, at the size of the inputs"),
         ([], {"model": {**OWN, "act": "log"}}, "its loss, at local step 1: look at the model"),
-        ([], {"model": {**OWN, "act": "root"}}, r"its gradient of fc\.weight, at local step 1: look for a derivative"),
+        (
+            [],
+            {"model": {**OWN, "act": "root"}},
+            r"its gradient of fc\.weight, at local step 1: look for a non-finite derivative",
+        ),
         (
             ["fedprox", f"{HERE}:loss_of_nan"],
             {},
@@ -78,7 +82,7 @@ def augmented(factor):
             r"its gradient of \S+, at local step 1: .* and at the gradients of the methods",
         ),
         ([f"{HERE}:sends_nan"], {}, "the server's message.*: check the methods that change the message"),
-        ([f"{HERE}:reports_nan"], {}, "is finite, but its report reports_nan/v is not: look at the report"),
+        ([f"{HERE}:reports_nan"], {}, "is finite, but its report reports_nan/v is not: look at the method's report"),
         ([], {"model": MLP, "local": {"lr": 1e30}}, r"at local step \d+: lower local\.lr"),
         ([], {"model": MLP, "local": {"lr": 1e30, "momentum": 0.9, "batch_size": 4}}, r"step \d+: lower local\.lr"),
     ],

@@ -285,7 +285,7 @@ def test_a_metric_of_ones_own_gets_the_targets_of_its_task(tmp_path):
 def test_faults_of_further_test_sets_name_the_remedy(shapes):
     for sets, message in (
         (["digits"], "is tested on already"),
-        (["shapes"], "10 of its classes are not among those of 'digits'"),
+        (["shapes"], "10 classes are missing in 'digits'"),
         (["nothing"], "no prepared set 'nothing'"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -53,7 +53,7 @@ def test_a_run_without_a_name_says_the_name_to_go_on_with(root, tmp_path):
     with pytest.raises(Interrupted) as caught:
         execute(plan, on_round=lambda _: signal.raise_signal(signal.SIGTERM))
     (folder,) = tmp_path.iterdir()
-    assert f"the same command with name={folder.name} goes on at round 2" in str(caught.value)
+    assert f"the same command with name={folder.name} resumes at round 2" in str(caught.value)
     (folder / ".progress.csv.99999.part").touch()
     (folder / "checkpoints" / ".round-000002.99999.part").mkdir()
     assert execute(plan_of(root, name=folder.name, storage=str(tmp_path), rounds=5))["rounds"] == 5

@@ -221,14 +221,14 @@ def test_logistic_regression_reaches_scikit_learns_optimum(folder):
     [
         (
             {"main": "brier", "direction": "min"},
-            "the task odd is judged by 'brier', which is none of its metrics rmse, mae, r2",
+            "the task odd is judged by 'brier', which is not among the metrics rmse, mae, r2",
         ),
         (
             {"metrics": lambda columns, _: {"rmse": columns["nosuch"]}},
             r"the task odd cannot score outputs of shape .* \(KeyError: 'nosuch'\)",
         ),
-        ({"main": "brier"}, "the task odd: 'brier' does not say which of its values are better"),
-        ({"direction": "less"}, "its direction must be 'max' or 'min', got 'less'"),
+        ({"main": "brier"}, "the task odd: 'brier' does not declare a better direction"),
+        ({"direction": "less"}, "the direction must be 'max' or 'min', got 'less'"),
     ],
 )
 def test_a_task_must_give_its_main_metric_and_say_which_values_are_better(changes, words, folder, monkeypatch):

@@ -92,7 +92,7 @@ def expected(root, tmp_path_factory):
 
 
 def test_missing_bucket_is_named(root, on_s3):
-    with pytest.raises(ConfigError, match="there is no bucket 'nosuch'"):
+    with pytest.raises(ConfigError, match="no bucket 'nosuch'"):
         execute(a_plan(root, "s3://nosuch/runs"))
 
 
@@ -219,7 +219,7 @@ def test_process_whose_run_was_taken_over_ends_and_leaves_it_alone(root, tmp_pat
             execute(a_plan(root, place))
             machine("first")
 
-    with pytest.raises(RaysimError, match=rf"run 'a' was taken over by {socket.gethostname()} \(process \d+\) at"):
+    with pytest.raises(RaysimError, match=rf"run 'a' was resumed by {socket.gethostname()} \(process \d+\) at"):
         execute(a_plan(root, place), on_round=take_over)
     assert RunFolder(local_copy(f"{place}/a")).status.name == "completed"
     assert digest_at(place) == expected

@@ -307,7 +307,7 @@ def test_rounds_that_are_plain_backpropagation_are_counted_and_the_first_is_warn
 
     one, again = updates(1)[0], {"layers": [0], "strategy": "lowest"}
     (line,), is_plain = told(flfa(), [None, again, again])
-    assert "the chosen layer '0' is the first one" in line
+    assert "the chosen layer '0' is the first" in line
     assert is_plain == 1
     assert told(flfa(), [{"layers": [1], "strategy": "lowest"}])[1] == 0
     assert told(flfa(num_layers=2), [{"layers": [0, 1], "strategy": "lowest"}]) == ([], 0)

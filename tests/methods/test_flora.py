@@ -201,7 +201,7 @@ def test_a_resumed_run_has_the_same_bits(root):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (["flora", "fedvg"], "fedvg cannot run beside flora because of its `report`: after its steps a client's model"),
+        (["flora", "fedvg"], "fedvg cannot run beside flora because of its `report`: a client's trained model"),
         (["flora", {"livar": {"components": "head"}}], "livar cannot run beside flora because of its `report`"),
         (["ccvr", "flora"], "ccvr cannot run beside flora"),
         (["moon", "flora"], "moon cannot run beside flora"),

@@ -193,11 +193,11 @@ def test_patterns_name_tensors_layers_and_blocks(root):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        ([{"personal": {"layers": ["conv9"]}}], "personal: 'conv9' matches no layer that is trained; there are conv1"),
-        ([{"personal": {"layers": ["conv1", "fc9"]}}], "'fc9' matches no layer"),
+        ([{"personal": {"layers": ["conv9"]}}], "personal: 'conv9' matches no trained layer; known: conv1"),
+        ([{"personal": {"layers": ["conv1", "fc9"]}}], "'fc9' matches no trained layer"),
         ([{"personal": {"layers": "body"}}], "layers"),
         ([{"personal": {"layers": "norm"}}], "personal: the model has no normalisation layers; set model.norm"),
-        (["freeze", "personal"], "personal: 'fc2' matches no layer that is trained"),
+        (["freeze", "personal"], "personal: 'fc2' matches no trained layer"),
         ([{"personal": {"layers": "all"}}, "fedvg"], "fedvg claims weights"),
         (["personal", "ccvr"], "ccvr claims weights:fc2"),
     ],

@@ -363,5 +363,5 @@ def test_a_run_ends_after_one_round_where_the_first_evaluation_would_come_too_la
 
 def test_stop_epsilon_counts_with_dp_alone(root):
     plan_of(root, ["dp"], stop={"epsilon": 30.0}, evaluation={"every": 0})
-    with pytest.raises(ConfigError, match=r"stop.epsilon.*it counts with methods that have dp"):
+    with pytest.raises(ConfigError, match=r"stop.epsilon.*applies with methods that have dp"):
         plan_of(root, ["fedprox"], stop={"epsilon": 3.0})

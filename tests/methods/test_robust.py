@@ -174,7 +174,7 @@ def test_rules_hold_off_clients_that_turn_around_which_fedavg_does_not(root):
         ),
         (
             ["ccvr", "trimmed_mean"],
-            "trimmed_mean cannot run beside ccvr because of its `is_robust`: its statistics are sums",
+            "trimmed_mean cannot run beside ccvr because of its `is_robust`: the statistics are sums",
         ),
         ([{"krum": {"select": 50}}], r"methods\[0\].krum: needs the updates of 52 clients at least, and a round has 7"),
         ([{"trimmed_mean": {"trim": 4}}], "trimmed_mean: needs the updates of 9 clients at least, and a round has 7"),

@@ -156,7 +156,7 @@ def test_dropout_of_the_adapters_is_drawn_from_the_runs_seed(root):
         ({"targets": ["attn.nothing"]}, ["model.lora.targets: no layer is called attn.nothing", "blocks.0.attn.qkv"]),
         (
             {"targets": ["head", "attn.qkv"]},
-            ["model.lora.targets: head is the head, which is trained whole; leave it out"],
+            ["model.lora.targets: head is the head, which is trained whole; remove the name"],
         ),
         ({"rank": 0}, ["model.lora.rank", "must be greater than or equal to 1"]),
         ({"ranks": 4}, ["model.lora.ranks", "unknown key", "Did you mean 'rank'"]),
@@ -173,7 +173,7 @@ def test_the_output_of_torchs_attention_which_is_never_called_is_no_layer_for_ad
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         return nn.Sequential(OrderedDict(block=layer, head=nn.Linear(8, 3)))
 
-    with pytest.raises(ConfigError, match=r"never calls it; name block\.self_attn in its place"):
+    with pytest.raises(ConfigError, match=r"never calls the layer; name block\.self_attn instead"):
         add_lora(net(), LoraSpec(rank=2, targets=("out_proj", "linear1")), head="head")
     with pytest.raises(ConfigError) as caught:
         add_lora(net(), LoraSpec(rank=2, targets=("nothing",)), head="head")

@@ -73,7 +73,7 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
             "model.lora.targets",
             "no layer is called attn.qkv or attn.proj or mlp.fc1 or mlp.fc2",
         ),
-        ({"name": "cnn", "lora": {}}, "model.lora.targets", "name some of its layers: conv1, conv2, fc1"),
+        ({"name": "cnn", "lora": {}}, "model.lora.targets", "name layers of the model: conv1, conv2, fc1"),
         ({"name": "univarfl_cnn"}, "model", "smaller than 21 x 21"),
         ({"name": "lenet"}, "model", "smaller than 16 x 16"),
         ({"name": "resnet18", "norm": "group", "groups": 3}, "model", "divisible by num_groups"),
@@ -84,7 +84,7 @@ def test_what_builds_can_be_trained_and_the_rest_is_refused(name):
         ({"name": "resnet19"}, "model.name", "Did you mean 'resnet18'"),
         ({"name": "timm:vit_tiny_patch16_22"}, "model.name", "'vit_tiny_patch16_224'"),
         ({"name": "levit_128"}, "model.name", "2 classifiers"),
-        ({"name": "dla34"}, "model", "it must be a linear layer with 10 outputs"),
+        ({"name": "dla34"}, "model", "use a linear layer with 10 outputs"),
     ],
     ids=lambda value: str(value)[:40],
 )

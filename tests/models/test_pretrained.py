@@ -108,7 +108,7 @@ def test_torchvisions_published_weights(monkeypatch):
     assert torch.equal(module.conv1.weight, published["conv1.weight"].sum(1, keepdim=True))
     assert module.fc.out_features == 10
     for options in ({"stem": "small"}, {"norm": "group"}, {"first_stride": 2}):
-        with pytest.raises(ModelError, match="the model needs other tensors"):
+        with pytest.raises(ModelError, match="the model needs different tensors"):
             try_model(spec_of("resnet18", 16, pretrained="default", **options))
 
     def no_network(*a, **k):

@@ -164,7 +164,9 @@ def test_content_of_the_file_counts_and_not_its_path(settings, tmp_path):
     assert again.summary == longer.summary
     trained = next(int(row["example"]) for row in rows if row["split"] == "train")
     write_rows(Path(other), changed(rows, trained, split="unused", client=""))
-    with pytest.raises(ConfigError, match=r"partition\.file: the partition in it changed since the finished run in"):
+    with pytest.raises(
+        ConfigError, match=r"partition\.file: the partition of the run changed since the finished run in"
+    ):
         raysim.run(settings, name="run", rounds=4, partition=moved, quiet=True)
     again = raysim.run(settings, name="another", partition=moved, quiet=True)
     assert again.summary["partition_sha256"] != drawn.summary["partition_sha256"]

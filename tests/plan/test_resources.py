@@ -83,7 +83,7 @@ def test_auto_picks_what_fits(asked, rooms, expected):
         ),
         ({"trainers": 3, "cpus_per_trainer": 2}, [{"CPU": 3}] * 2, r"have room for 2 \(\{CPU: 3\}; \{CPU: 3\}\)"),
         ({"custom": {"mig": 1}}, [{"CPU": 2, "big": 1, "memory": 9, "node:a": 1}], "no node has 'mig'; there are big"),
-        ({"custom": {"mig": 1}}, [{"CPU": 2}], "start its nodes with `ray start --resources`"),
+        ({"custom": {"mig": 1}}, [{"CPU": 2}], "start the nodes with `ray start --resources`"),
         ({"custom": {"mig": 2}, "trainers": 2}, [{"CPU": 2, "mig": 3}], r"2 trainers with \{CPU: 1, mig: 2\} each"),
         (
             {"custom": {"accelerator_type:A100": 0.001}},
@@ -128,7 +128,7 @@ def test_a_run_begins_with_what_there_is_between_min_and_max():
 def test_shares_that_no_node_could_give_are_refused_before_ray_starts():
     faults = check_resources(resources(gpus_per_trainer=1.5, custom={"GPU": 1, "node:a": 1, "mig": 1}))
     assert [str(fault).partition(";")[0] for fault in faults] == [
-        "resources.gpus_per_trainer: 1.5 is neither a part of one GPU nor a number of whole ones",
+        "resources.gpus_per_trainer: 1.5 is neither a fraction of a GPU nor a whole number of GPUs",
         "resources.custom: GPU, node:a is Ray's own",
     ]
 

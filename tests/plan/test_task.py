@@ -83,7 +83,7 @@ def test_costs_are_learned_in_euros_and_a_model_predicts_them(tmp_path):
 def test_a_scale_of_targets_is_for_a_regression(tmp_path):
     raw = costs(tmp_path, np.arange(80) % 3)
     assert check(raw, "a test").target_scale is None
-    with pytest.raises(ConfigError, match=r"data\.scale_targets: has no effect: the task is classes; drop it"):
+    with pytest.raises(ConfigError, match=r"data\.scale_targets: has no effect: the task is classes; remove the key"):
         check({**raw, "data": {**raw["data"], "scale_targets": False}}, "a test")
 
 

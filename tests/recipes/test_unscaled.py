@@ -28,7 +28,7 @@ from tests.recipes.test_recipes import CALIBRATIONS, PAPERS, RECIPES, STUDIES, r
 from tests.support.recipe_files import read_recipe
 from tests.support.stub_sets import NUMBERS, StubSet, make_root, stub_columns, stub_info
 
-#: Trials that only repeat another one: joint training, which no beta or alpha changes; see `of_a_kind`.
+#: Trials that repeat another trial: joint training, which no beta or alpha changes; see `of_a_kind`.
 REPEATS = {"livar/table_1": 4, "livar/table_2": 4, "studies/livar_digits": 5}
 
 #: Pairs of the map of combinations that cannot run together.

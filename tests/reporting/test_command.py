@@ -99,7 +99,9 @@ def test_runs_without_test_data_are_reported_by_another_metric(tmp_path):
     with pytest.raises(DataError, match="run has no accuracy in"):
         make_report([tmp_path / "a"], {})
     (tmp_path / "a" / "summary.json").write_text("")
-    with pytest.raises(DataError, match=r"damaged: no readable summary.json\)\. Finish them: .*delete damaged ones"):
+    with pytest.raises(
+        DataError, match=r"damaged: no readable summary.json\)\. Finish the runs: .*delete damaged runs"
+    ):
         make_report([tmp_path / "a"], {})
 
 

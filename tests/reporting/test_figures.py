@@ -235,7 +235,7 @@ def test_functions_that_the_files_of_runs_name_are_not_called(tmp_path):
     root = sweep(tmp_path / "theirs", {("a", 0.1): [0.5]}, {"figures": ["bars", "os:abort"]})
     report, made, _ = drawn([root], {})
     assert list(made) == ["bars"]
-    assert report.notes == ["Figure `os:abort` is code that these runs name: give it to the report to have it drawn."]
+    assert report.notes == ["Figure `os:abort` is code that the runs name: give the name to the report to draw it."]
 
 
 def test_unknown_figures_are_faults_with_the_nearest_name(runs):

@@ -55,9 +55,7 @@ def test_a_run_that_diverged_is_left_out_with_a_note(name, tmp_path):
         fabricate(tmp_path / "runs" / method, 0.5, labels=labels_of(method, 0.1), progress={"server/loss": losses})
     report = make_report([tmp_path / "runs"], {"metric": name})
     assert [cell.labels["method"] for cell in report.cells] == ["FedAvg"]
-    assert (
-        "`report.metric`: 1 of 2 runs ended with a number that is not finite and are left out: FedVG." in report.notes
-    )
+    assert "`report.metric`: 1 of 2 runs ended with a non-finite number and are left out: FedVG." in report.notes
     write(report, tmp_path / "out")
     with pytest.raises(DataError, match="no run has a finite"):
         make_report([tmp_path / "runs" / "FedVG"], {"metric": name})
@@ -99,7 +97,7 @@ def test_times_and_errors_are_better_when_small(name, better):
 def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypatch):
     bare = name.rpartition("/")[2].removeprefix("best_").removesuffix("_worst")
     with pytest.raises(
-        ConfigError, match=rf"tune.metric: '{bare}\w*' does not say which of its values are better; take another"
+        ConfigError, match=rf"tune.metric: '{bare}\w*' does not declare a better direction; use another"
     ):
         direction_of(name, key="tune.metric")
     monkeypatch.setitem(DIRECTIONS, bare, "min")
@@ -110,7 +108,7 @@ def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypa
 def test_an_own_metric_is_not_taken_for_the_one_that_its_name_begins_with(name, monkeypatch):
     monkeypatch.setattr(direction, "DIRECTIONS", dict(DIRECTIONS))
     direction.declare(name, None)
-    with pytest.raises(ConfigError, match=f"'{name}' does not say"):
+    with pytest.raises(ConfigError, match=f"'{name}' does not declare"):
         direction_of(f"server/{name}")
     direction.declare("accuracy", None)
     assert direction_of("server/accuracy") == "max"

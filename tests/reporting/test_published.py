@@ -120,7 +120,7 @@ def test_a_recipes_published_table_compares_the_rows_that_the_recipe_compares():
     [
         ("fedvg_table_A3", "best accuracy of the evaluated rounds (FedVG)"),
         ("flfa_table_01", "mean accuracy of the last 10 % of the rounds (FLFA)"),
-        ("livar_table_1", "accuracy of rounds that are not named (LIVAR)"),
+        ("livar_table_1", "accuracy of unnamed rounds (LIVAR)"),
     ],
 )
 def test_published_numbers_alone_are_headed_by_what_they_are(name, words, tmp_path):

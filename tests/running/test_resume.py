@@ -29,7 +29,7 @@ ROWS = [
     (FEWER, "ConfigError: rounds: is 3, but the unfinished run in runs/a has 4"),
     (LR, "ConfigError: local.lr: is 0.2, but the unfinished run in runs/a has 0.1"),
     ({**LR, **MORE, "changes": (*LR["changes"], *MORE["changes"])}, "ConfigError: local.lr: is 0.2"),
-    ({"damage": "no such key"}, "RunExists: run 'a' cannot be resumed: its config.yaml or partition.json is damaged"),
+    ({"damage": "no such key"}, "RunExists: run 'a' cannot be resumed: config.yaml or partition.json is damaged"),
     (DATA, "ConfigError: data: the set changed"),
     (WEIGHTS, "ConfigError: model.pretrained: the weights changed"),
     ({**DATA, **WEIGHTS}, "ConfigError: data: the set changed"),

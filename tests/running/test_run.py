@@ -135,7 +135,7 @@ def test_ctrl_c_in_a_terminal_ends_in_a_checkpoint_and_leaves_nothing_running(ro
         end(tmp_path)
     assert process.returncode == 128 + signal.SIGINT, output
     last = max(path.name for path in folder.glob("round-*"))
-    assert f"stopped by a signal after a checkpoint; the same command goes on at round {int(last[6:]) + 1}" in output
+    assert f"stopped by a signal after a checkpoint; the same command resumes at round {int(last[6:]) + 1}" in output
     assert "Traceback" not in output
     assert output.count("stopped by") == 1
     rows = (tmp_path / "a" / "progress.csv").read_text().splitlines()

@@ -196,7 +196,7 @@ def test_learning_rate_follows_its_schedule():
 def test_a_schedule_without_decay_refuses_one(schedule):
     _, faults = parse_config({"local": {"schedule": schedule, "lr_decay": 0.9}})
     assert [fault.key for fault in faults] == ["local.lr_decay"]
-    assert "counts with local.schedule exponential" in faults[0].message
+    assert "applies with local.schedule exponential" in faults[0].message
     assert not parse_config({"local": {"schedule": schedule}})[1]
 
 

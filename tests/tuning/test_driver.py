@@ -158,7 +158,7 @@ def test_a_sweep_goes_on_after_the_memory_monitor_of_ray_ended_trials(root, tmp_
     outcomes, lines = run(sweep)
     assert given == ["seed=0", "seed=0"]  # which was not finished, and so is next again
     assert {end.status for end in outcomes.values()} == {"completed"}
-    assert sum("killed due to the node running low on memory.); they go on" in line for line in lines) == 2
+    assert sum("killed due to the node running low on memory.); the trials resume" in line for line in lines) == 2
 
 
 def test_a_sweep_that_lacks_memory_again_and_again_is_one_sentence(root, tmp_path, ray_cluster, monkeypatch):
@@ -337,7 +337,7 @@ def test_trials_that_differ_in_nothing_that_counts_run_once(root, tmp_path, ray_
     same = {trial.name: trial.same_as for trial in sweep.trials if trial.same_as}
     assert same == {"method=Joint_alpha=1.0": "method=Joint_alpha=0.3"}
     outcomes, lines = run(sweep)
-    assert "1 only repeat another one" in lines[0]
+    assert "1 repeat another trial" in lines[0]
     assert {found.status for found in outcomes.values()} == {"completed"}
     for twin, original in same.items():
         assert digest(sweep.folder / twin) == digest(sweep.folder / original)

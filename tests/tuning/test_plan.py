@@ -90,7 +90,7 @@ def test_all_faults_of_all_trials_come_before_anything_starts(root, tmp_path):
         ({"param_space": {"rounds": {"randint": [3, 3]}}}, "`low <= high`"),
         (
             {"param_space": {"seed": {"grid_search": [0]}}, "metric": "best_rmse"},
-            "tune.metric: trial seed=0 predicts classes and records no best_rmse; its main metric is accuracy",
+            "tune.metric: trial seed=0 predicts classes and records no best_rmse; the main metric is accuracy",
         ),
         ({"param_space": {"seed": {"grid_search": [0]}}, "num_samples": 2}, "repeats identical trials"),
         ({"param_space": {"seed": {"grid_search": [0]}}, "scheduler": "asho"}, "must be 'asha' or 'median'"),
@@ -105,7 +105,7 @@ def test_faults_of_the_sweep_itself(tune, words, root, tmp_path):
 def test_a_sweep_by_an_own_metric_needs_to_know_which_values_are_better(root, tmp_path, monkeypatch):
     own = {"metrics": ["tests.fuzz.own_code:plain_metric"]}
     space = {"seed": {"grid_search": [0, 1]}}
-    with pytest.raises(ConfigError, match=r"tune\.metric: 'plain_metric' does not say which of its values are better"):
+    with pytest.raises(ConfigError, match=r"tune\.metric: 'plain_metric' does not declare a better direction"):
         a_sweep(root, tmp_path, space, {"metric": "server/plain_metric"}, evaluation=own)
     monkeypatch.setattr(plain_metric, "direction", "min", raising=False)
     monkeypatch.delitem(DIRECTIONS, "plain_metric", raising=False)

@@ -111,7 +111,7 @@ def test_a_setting_of_the_command_line_without_effect_in_every_trial_is_refused(
     raw = {**raw_config(root), "name": "s", **a_sweep(optimizer={"Adam": {"local.optimizer": "adamw"}, "SGD": {}})}
     assert len(plan_sweep(layered(raw, {"local.momentum": 0.9}, "a test"), "a test").trials) == 2
     del raw["tune"]["param_space"]["optimizer"]["grid_search"]["SGD"]
-    with pytest.raises(ConfigError, match=r"local.momentum: has no effect .*, in every trial; drop it"):
+    with pytest.raises(ConfigError, match=r"local.momentum: has no effect .*, in every trial; remove it"):
         plan_sweep(layered(raw, {"local.momentum": 0.9}, "a test"), "a test")
     with pytest.raises(ConfigError, match=r"methods.moon.mu: is an option of moon, which `methods` does not list"):
         plan_sweep(layered(raw, {"methods.moon.mu": 1}, "a test"), "a test")

@@ -298,7 +298,7 @@ def test_callbacks_of_tune_are_told_labels_and_results(root, tmp_path, ray_clust
     [
         ("tests.support.callbacks:Nobody", "no function 'Nobody'"),
         ({"tests.support.callbacks:Teller": {"file": "x"}}, "unexpected keyword argument 'file'"),
-        ("builtins:dict", "must be a ray.tune.Callback, got one of type dict"),
+        ("builtins:dict", "must be a ray.tune.Callback, got type dict"),
     ],
 )
 def test_what_is_no_callback_is_refused_before_anything_starts(spec, words, root, tmp_path):

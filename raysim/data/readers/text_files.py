@@ -39,7 +39,7 @@ def read_text(request: Request) -> Contents:
     kept = {name: parts for name, parts in long.items() if parts}
     if not kept:
         longest = max(map(len, chain.from_iterable(texts.values())))
-        what = f"no sequence of {length} characters and one that follows; the longest text has {longest}"
+        what = f"no sequence of {length} characters and a next character; the longest text has {longest}"
         raise DataError(what, str(path), "lower --length")
     codes = {character: code for code, character in enumerate(vocabulary)}
     parts = [
@@ -89,7 +89,7 @@ def read_shakespeare(request: Request) -> Contents:
     found = len(text), len(set(text))
     if found != SHAKESPEARE:
         what = "{:,} characters, {} different; {:,} and {} expected".format(*found, *SHAKESPEARE)
-        mend = "fetch it again, or use `prepare text`"
+        mend = "fetch the file again, or use `prepare text`"
         raise DataError(f"not the published tiny Shakespeare: {what}", str(request.root), mend)
     return read_text(replace(request, options=replace(request.options, domains="speakers")))
 
@@ -132,4 +132,4 @@ def _read(path: Path) -> str:
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"no UTF-8 text (byte {error.start})", str(path), "save it as UTF-8") from error
+        raise DataError(f"no UTF-8 text (byte {error.start})", str(path), "save the file as UTF-8") from error

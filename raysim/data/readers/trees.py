@@ -117,7 +117,7 @@ def read_tiny_imagenet(request: Request) -> Contents:
         name, _, wnid = line.partition("\t")
         wnid = wnid.split("\t")[0]
         if wnid not in ids:
-            raise DataError(f"unknown class {wnid!r}", f"{tables[2]}, row {row}", "it must be one of wnids.txt")
+            raise DataError(f"unknown class {wnid!r}", f"{tables[2]}, row {row}", "wnids.txt must list the class")
         path = need(root / "val" / "images" / name, request.origin)
         pictures.append(ImageFile(path, ids.index(wnid), split=2))
     classes = [words.get(wnid, wnid) for wnid in ids]
@@ -249,13 +249,13 @@ def decode(
     pixels = []
     for source, name in zip(sources, names or sources, strict=True):
         kinds = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-        readable = explained("unreadable image", str(name), "fetch the file again, or remove it", *kinds)
+        readable = explained("unreadable image", str(name), "fetch the file again, or delete the file", *kinds)
         with (
             readable,
             Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(Path(source))) as image,
         ):
             if image.mode not in MODES:
-                raise DataError(f"an image of mode {image.mode}", str(name), "convert it to 8 bits a channel")
+                raise DataError(f"an image of mode {image.mode}", str(name), "convert the image to 8 bits a channel")
             converted = image.convert(mode)
         if options.size is not None:
             square = (options.size, options.size)
@@ -267,7 +267,7 @@ def decode(
         if pixels[-1].shape != shape:
             size_here, size_before = (f"{s[0]} x {s[1]}" for s in (pixels[-1].shape, shape))
             what = f"an image of {size_here} pixels among images of {size_before}"
-            raise DataError(what, str(name), "give --size to resize them all")
+            raise DataError(what, str(name), "give --size to resize all images")
     return np.stack(pixels)
 
 
@@ -282,7 +282,7 @@ def read_table(request: Request) -> Contents:
     kind = request.name
     files = [request.root] if request.root.is_file() else sorted(request.root.rglob(f"*.{kind}"))
     if not files:
-        raise DataError(f"no .{kind} file", str(request.root), "give a file, or the folder that has them")
+        raise DataError(f"no .{kind} file", str(request.root), "give a file, or the folder of the files")
     parts = [next((part for part in PARTS if path.name.startswith(part)), "") for path in files]
     codes = split_codes(parts).tolist() if all(parts) else [None] * len(files)
     tables = []
@@ -303,7 +303,7 @@ def _check_types(schema: pa.Schema, path: Path) -> None:
     for name in sorted({"label", "domain", "split"} & set(schema.names)):
         kind = schema.field(name).type
         if not pa.types.is_integer(kind):
-            mend = "give whole numbers; those of the classes in the order of their names, from 0"
+            mend = "give whole numbers: positions in the sorted class names, from 0"
             raise DataError(f"a column {name!r} of type {kind}", str(path), mend)
     kind = schema.field("image").type
     cell = kind.field("bytes").type if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind

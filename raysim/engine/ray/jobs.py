@@ -54,7 +54,7 @@ class Jobs:
         """Stream a job's log from the start until the job ends.
 
         Raises:
-          ConnectionError: the connection was lost; the job goes on.
+          ConnectionError: the connection was lost; the job keeps running.
         """
 
         async def tail() -> None:

@@ -174,7 +174,7 @@ class RayPool:
                 yield TaskResult(reports, task, tuple(task.refs[1:]))
 
     def _run(self, planned: Iterable[tuple[TrainerSlot | None, ClientTask]]) -> Iterator[tuple[ClientTask, Reports]]:
-        """Yield finished tasks with their reports; waiting tasks go to idle trainers."""
+        """Yield finished tasks with their reports; waiting tasks go to free trainers."""
         pending: dict[Ref, ClientTask] = {}
         waiting: deque[ClientTask] = deque()
         # All tasks are queued at their trainers at once: nobody waits for the server between two of them.

@@ -20,7 +20,7 @@ from raysim.base.errors import Fault, RaysimError, refuse
 from raysim.engine.ray.session import offered
 from raysim.engine.schedule import fitting
 
-#: Seconds after which a wait for room is told first. Each further line comes after twice the time, up to a minute.
+#: Seconds after which a wait for room is first reported. Each further line comes after twice the time, up to a minute.
 FIRST_WORD_S, LONGEST_PAUSE_S = 3.0, 60.0
 
 
@@ -63,8 +63,8 @@ def find_room(
             waited_s = time.monotonic() - began
             free = {name: amount for name, amount in ray.available_resources().items() if name in share}
             if may_grow and _is_out_of_reach(group, share):
-                text = f"{wanted} are more than this cluster and its autoscaler could ever have"
-                mend = "lower it or the share of each, or raise the most nodes of a type that has them"
+                text = f"{wanted} are more than the cluster and the autoscaler could ever have"
+                mend = "lower resources.trainers or the share of each, or raise the autoscaler's maximum of nodes"
                 refuse([Fault("resources.trainers", f"{text}; {mend}")], "the resources")
             if waited_s >= wait_s:
                 raise NoRoom(

@@ -116,7 +116,7 @@ class ServerActor:
 
 
 #: How to mend a loss, once the run has gone on by itself as often as it may.
-GO_ON = "look at the logs of its nodes, and raise resources.restarts; the same command goes on from the last checkpoint"
+GO_ON = "look at the logs of its nodes, and raise resources.restarts; the same command resumes from the last checkpoint"
 
 
 def _in_actor(function: Callable[Concatenate[Server, P], Answer]) -> Callable[Concatenate[RayServer, P], Answer]:
@@ -139,7 +139,7 @@ class RayServer:
     Args:
       num_trainers: to begin with; least: with so many, if there is no room for more now; None: with no fewer.
       share: of each resource, by Ray's names, that a trainer gets.
-      wait_s: seconds to wait for room before giving up; say: is told in a line what it waits for.
+      wait_s: seconds to wait for room before giving up; say: prints a line on the wait.
       most: see `TrainerStarter`; in a placement group of somebody else (a Tune trial) no trainers are added.
       may_grow: Ray's autoscaler may start nodes for trainers that wait.
       client_timeout_s: how long a trainer may be silent; None: as `Watch` measures.
@@ -193,7 +193,7 @@ class RayServer:
             except NoTrainer as error:
                 if time.monotonic() > self._deadline:
                     raise
-                self._say(f"waiting for room: {error.what}; another job took it")
+                self._say(f"waiting for room: {error.what}; another job took the room")
 
     def answer(self, asked: Ref) -> Any:
         """What the server answers.

@@ -74,7 +74,7 @@ _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
 
 @contextlib.contextmanager
 def ray_ahead() -> Iterator[None]:
-    """Begin to start Ray and go on at once: the processes of a local Ray take as long as importing PyTorch.
+    """Begin to start Ray and return at once: the processes of a local Ray take as long as importing PyTorch.
 
     A `ray_session` in the block waits for it. After the block Ray is ended, without waiting for that either, also if
     there was no session: an error is then told before Ray is gone. The process does not end before.
@@ -171,7 +171,7 @@ def _ending() -> str:
 def _start(num_cpus: int | None = None) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address and not can_connect(address):  # Ray would try for minutes
-        mend = "start the cluster, correct RAY_ADDRESS, or unset it to start Ray on this machine"
+        mend = "start the cluster, correct RAY_ADDRESS, or unset RAY_ADDRESS to start Ray on this machine"
         raise RaysimError("no Ray cluster answers", f"RAY_ADDRESS={address}", mend)
     is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
@@ -192,7 +192,7 @@ def _start(num_cpus: int | None = None) -> None:
                 raise
             if not attempts_left:
                 load, cpus = os.getloadavg()[0], os.cpu_count()
-                mend = f"the machine has {cpus} CPUs and a load of {load:.0f}: start again when it is less busy"
+                mend = f"the machine has {cpus} CPUs and a load of {load:.0f}: start again when the load is lower"
                 raise RaysimError(
                     f"Ray did not start in {STARTS} attempts of 30 s", "Ray on this machine", mend
                 ) from error
@@ -286,7 +286,7 @@ def plain_errors() -> Iterator[None]:
         yield
     except LOSSES as error:
         raise RaysimError(
-            f"a worker process, or what it made, was lost and could not be replaced ({error})",
+            f"a worker process or a worker's result was lost and could not be replaced ({error})",
             "the Ray cluster",
             "look at the worker's log; run the same command again to resume from the last checkpoint",
         ) from error

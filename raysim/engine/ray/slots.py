@@ -131,7 +131,7 @@ class TrainerSlot:
 class TrainerSlots:
     """The trainers of a pool.
 
-    A lost trainer is started anew wherever its share of the resources is, or becomes, free; until then the run goes on
+    A lost trainer is started anew wherever its share of the resources is, or becomes, free; until then the run continues
     without it. A trainer whose device has no memory left is ended for good: its memory goes to the others there.
 
     Args:
@@ -206,7 +206,7 @@ class TrainerSlots:
                 slot.failures += 1
                 if isinstance(error, LOSSES) and slot.failures <= RETRIES:
                     self.replace(slot)
-                elif self.retire(slot):  # as on a node that joined with a broken installation: the others go on
+                elif self.retire(slot):  # as on a node that joined with a broken installation: the rest continue
                     cause = " ".join(str(getattr(error, "cause", error)).split())[:300]
                     self.watch.notes.append(f"a trainer could not be started and is left out: {cause}")
                 else:
@@ -258,5 +258,5 @@ class TrainerSlots:
             raise NoTrainer(
                 f"not one of {len(self._slots)} trainers could be started within {self._patience_s:g} s",
                 "the Ray cluster",
-                "look at its nodes (ray status); run the same command again to resume from the last checkpoint",
+                "look at the nodes (ray status); run the same command again to resume from the last checkpoint",
             )

@@ -121,7 +121,7 @@ class Watch:
             if silent_s > self.limit_s:
                 self._end(one, silent_s, "raise resources.client_timeout_s if clients may take that long")
             elif silent_s > IDLE_S and self._is_idle(one, now):
-                self._end(one, silent_s, f"its process stood still for {IDLE_S:g} s: check the machine")
+                self._end(one, silent_s, f"the process stood still for {IDLE_S:g} s: check the machine")
 
     def _is_idle(self, one: Watched, now: float) -> bool:
         """Whether a process has computed nothing for IDLE_S seconds, as far as can be seen."""

@@ -41,7 +41,9 @@ def test_a_ray_that_is_slow_to_start_is_started_again(monkeypatch, slow, starts)
     monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(session.ray, "init", init)
     monkeypatch.setattr(session.ray, "shutdown", lambda: None)
-    expected = pytest.raises(RaysimError, match="start again when it is less busy") if starts is None else nullcontext()
+    expected = (
+        pytest.raises(RaysimError, match="start again when the load is lower") if starts is None else nullcontext()
+    )
     with expected, session.ray_session():
         pass
     assert len(calls) == (starts or session.STARTS)
