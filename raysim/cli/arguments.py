@@ -63,5 +63,6 @@ def _first(kind: Any) -> Any:
 
 
 def _option(flag: str, name: str, kind: Any, default: object, text: str | None, **bounds: Any) -> inspect.Parameter:
-    annotation = Annotated[kind if default is False else kind | None, Option(flag, help=text, **bounds)]
+    wanted = kind if default is False else kind | None
+    annotation = Annotated[wanted, Option(flag, help=text, **bounds)]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

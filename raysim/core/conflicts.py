@@ -23,10 +23,10 @@ REMEDY = {
     "validation-set": "set data.validation above 0, or data.validation_set, to give the server examples",
     "test-set": "set data.test above 0",
     "sgd": "set local.optimizer to sgd: the method counts how often a gradient enters the update",
-    "client-order": "set data.split_within_clients and data.validation_set.order to client: scores are per client",
+    "client-order": "set data.split_within_clients and data.validation_set.order to client: scores go client after client",
     "features": "use a model with a classifier layer",
     "linear-head": "use a model with a single linear layer as the classifier",
-    "client-memory": "nothing to do: the engine keeps the claim",
+    "client-memory": "nothing to do: the engine keeps the memory of each client",
     "lora": "set model.lora, for example {rank: 16}",
     "lora-factors": "drop the method that freezes A or B of the adapters, or keeps A or B personal",
 }

@@ -282,7 +282,7 @@ def _other_partition(plan: Plan, run: str) -> Fault:
     """Yield a fault if the run's partition differs from the plan's. run: name for messages."""
     key, what = "data", "the set"
     if plan.config.partition.scheme == "file":
-        key, what = "partition.file", "the partition of the run"
+        key, what = "partition.file", "the partition in the file"
     return Fault(key, f"{what} changed since {run} began; choose another name")
 
 

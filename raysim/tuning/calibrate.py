@@ -133,7 +133,7 @@ def _own_faults(config: Config) -> Iterator[Fault]:
         text = f"must begin with livar, which counts the importances, got {first!r}; or remove the key"
         yield Fault("methods", text)
     if holds_adapters(start := config.model.pretrained):
-        text = f"{start} holds adapters; eq. 4 measures the gain of training without adapters"
+        text = f"{start} holds adapters; eq. 4 needs training that starts without adapters"
         yield Fault("model.pretrained", f"{text}: give weights of a run without model.lora, or default")
 
 
