@@ -154,8 +154,8 @@ class Recorder:
             self._csv.close()
             self._board.close()
         except FileNotFoundError:
-            if self.folder.path.is_dir():
-                raise  # else the run ends since the directory is gone, which is then what is told
+            if self.folder.config.is_file():
+                raise  # else the run ends because the directory was deleted, which is reported instead
 
     def _open_progress(self) -> None:
         self.folder.write_progress(self.rows, self._columns)
