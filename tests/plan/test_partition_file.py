@@ -165,7 +165,7 @@ def test_content_of_the_file_counts_and_not_its_path(settings, tmp_path):
     trained = next(int(row["example"]) for row in rows if row["split"] == "train")
     write_rows(Path(other), changed(rows, trained, split="unused", client=""))
     with pytest.raises(
-        ConfigError, match=r"partition\.file: the partition of the run changed since the finished run in"
+        ConfigError, match=r"partition\.file: the partition in the file changed since the finished run in"
     ):
         raysim.run(settings, name="run", rounds=4, partition=moved, quiet=True)
     again = raysim.run(settings, name="another", partition=moved, quiet=True)

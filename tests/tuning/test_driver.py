@@ -317,7 +317,7 @@ def test_two_sweeps_at_once_and_100_rounds_in_150_lines(root, tmp_path, ray_clus
             r"^1 fault in resuming 'a' lr: is 0$",
         ),
         (WorkerCrashedError(), "resumes from the last checkpoint when the sweep is started again"),
-        (None, "ended without a word"),
+        (None, "ended without a message"),
     ],
 )
 def test_the_line_about_a_failed_trial_says_what_ended_it(error, words, tmp_path):
