@@ -308,7 +308,7 @@ def test_labels_given_to_a_run_that_is_there_are_its_labels(settings, capsys):
     assert again.config["labels"] == {"method": "Mine", "size": 3}
     capsys.readouterr()
     assert raysim.run(settings, name="a", rounds=1).config["labels"] == {"method": "Mine", "size": 3}
-    assert "given now" not in capsys.readouterr().err
+    assert "present call" not in capsys.readouterr().err
 
 
 @pytest.mark.essential

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from raysim.cli.terminal import Progress
 
-resources = {"backend": "serial", "trainers": 1, "threads_per_trainer": 1}
+resources = {"backend": "serial", "device": "cpu", "trainers": 1, "threads_per_trainer": 1}
 Path("runs/a").mkdir(parents=True, exist_ok=True)
 Path("runs/a/env.json").write_text(json.dumps({"resources": resources}))
 Path("runs/a/config.yaml").write_text("progress: []")

@@ -103,7 +103,7 @@ def test_doctor_as_a_job_sees_both_nodes(cluster, clone):
     assert result.returncode == 1, result.stdout
     # The GPU of the test's cluster is one by name only.
     assert len(bad) == 1, result.stdout
-    assert "PyTorch sees none" in bad[0]
+    assert "PyTorch sees no GPU" in bad[0]
     for words in ("connected to Ray at ", "0 CPUs, 0 GPUs", f"sees {cluster.home}/runs"):
         assert any(line.startswith("ok") and words in line for line in lines), (words, result.stdout)
     heads = [line for line in lines if line.startswith("ok   head") and "python 3" in line]

@@ -198,7 +198,7 @@ def test_search_that_was_ended_chooses_what_it_would_have_chosen(root, tmp_path)
     assert len({trial.name for trial in again.trials}) == 16
     other = grow(searched(root, tmp_path / "other", tune, seed=4), 16, {})
     assert not {t.values["local.lr"] for t in other.trials} & {t.values["local.lr"] for t in again.trials}
-    with pytest.raises(ConfigError, match=r"tune\.param_space: is .* but the search in .* is one of"):
+    with pytest.raises(ConfigError, match=r"tune\.param_space: is .* but the search in .* has"):
         searched(root, tmp_path / "ended", {**tune, "param_space": LR})
 
 
