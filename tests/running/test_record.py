@@ -139,16 +139,18 @@ def test_closing_says_nothing_of_a_directory_that_is_gone_for_that_is_said_elsew
     def gone():
         raise FileNotFoundError("events.out.tfevents")
 
-    for is_there in (False, True):
-        folder = RunFolder(tmp_path / str(is_there))
+    for left in ("nothing", "a part", "all"):
+        folder = RunFolder(tmp_path / left)
         recorder = Recorder(folder, first_round=0, blocks=["p"], classes=["a", "b"])
         recorder._board.flush()  # so that its thread makes no file while the directory is deleted
         monkeypatch.setattr(recorder._board, "flush", gone)  # as TensorBoard's thread says it, sooner or later
-        if is_there:
+        if left == "all":
+            folder.config.write_text("{}")
             with pytest.raises(FileNotFoundError):
                 recorder.close()
         else:
-            shutil.rmtree(folder.path)
+            if left == "nothing":
+                shutil.rmtree(folder.path)
             recorder.close()
 
 
