@@ -143,7 +143,7 @@ def log_choice(server: ServerView, layers: dict[str, Leaf], scores: Tensor, used
     server.log("is_plain", float(all(is_idle[index] for index in used)))
     if all(is_idle[index] for index in chosen):
         where = f"flfa: the chosen layer {list(layers)[chosen[0]]!r} is the first, whose input needs no gradient"
-        mend = "flfa/is_plain counts the rounds, first_layer: false excludes the layer"
+        mend = "flfa/is_plain marks plain rounds, first_layer: false excludes the layer"
         warnings.warn(f"{where}: the next round is plain backpropagation, to the bit; {mend}", stacklevel=3)
     server.log("agreement", scores, list(layers))
     for rank, index in enumerate(chosen, start=1):

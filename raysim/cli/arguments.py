@@ -29,7 +29,11 @@ REPEATED = {"columns": "--columns", "ignore": "--ignore", "published": "--publis
 
 
 def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Verb], Verb]:
-    """Declare options for typer in the place of a verb's `**name`."""
+    """Return a decorator that puts options in the place of a verb's `**name`, where typer reads them.
+
+    Args:
+      options: keyword-only parameters whose defaults are typer's options.
+    """
 
     def declared(verb: Verb) -> Verb:
         signature = inspect.signature(verb, eval_str=True)
@@ -59,10 +63,11 @@ def report_options() -> list[inspect.Parameter]:
 
 
 def _first(kind: Any) -> Any:
+    """Return the first type of a union with None, `str` of `str | int | None`; another type unchanged."""
     return next(iter(get_args(kind)), kind) if type(None) in get_args(kind) else kind
 
 
 def _option(flag: str, name: str, kind: Any, default: object, text: str | None, **bounds: Any) -> inspect.Parameter:
+    declared = Option(default, flag, help=text, **bounds)
     wanted = kind if default is False else kind | None
-    annotation = Annotated[wanted, Option(flag, help=text, **bounds)]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=wanted)

@@ -72,4 +72,5 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+#: Options of a reader to which none was given.
 DEFAULTS = ReaderOptions()
