@@ -1,9 +1,10 @@
 """Slips of one token that a seed draws from code, each in a copy of the tree: which of them no test notices.
 
-`python -m tests.fuzz.drawn --seed 20261123 --count 100` draws them from `methods`, `raysim/training` and `raysim/engine`, in
-proportion to the lines of code. Each is tried against a few test files that are about its module, so one that passes here may
-still be noticed by the whole suite; what passes that is read by a person, since no program can tell a slip that changes
-nothing. `--results FILE --seconds 80` does a part, and the same command goes on with what FILE does not hold.
+`python -m tests.fuzz.drawn --seed 20261127 --count 150 --costs FILE` draws slips from seven parts of the code, in proportion to
+their lines of code and at least 15 of each. FILE is written by `tests.support.costs` with `--lines`: it says which tests execute
+which lines. A slip is tried against the tests that execute its line, then against those of its file, the cheapest first, up to a
+minute of them. Slips that pass are read by a person, since no program can tell a slip that changes nothing. `--results FILE
+--seconds 80` does a part, and the same command resumes with the slips that the results do not hold.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from pathlib import Path
 
 from tests.fuzz.mutants import OUTPUT, PROJECT, copy_of_project, passes
 
-AREAS = ("methods", "raysim/training", "raysim/engine")
+AREAS = ("methods", *(f"raysim/{room}" for room in ("training", "engine", "plan", "data", "tuning", "reporting")))
+
+#: Least number of slips of an area, as a share of all.
+LEAST = 0.1
+
+#: Seconds of tests, as they took without a slip, that a slip is tried against.
+TESTS_S = 60
 
 #: Seconds after which the tests of a slip are ended: it hangs, and that is noticed.
 LIMIT_S = 240
@@ -47,56 +54,6 @@ CALLS = {
 
 #: Words after which an operator has one operand.
 BEFORE_UNARY = frozenset(("return", "and", "or", "not", "in", "is", "if", "else", "lambda", "yield", "assert"))
-
-WHOLE = "tests/methods/test_against_reference.py tests/methods/test_personal.py tests/methods/test_combinations.py"
-PARTICIPATION = "tests/engine/test_participation.py"
-RAY = "tests/engine/ray -k 'killed_with or memory_of or cannot_be_built'"
-
-#: File -> test files about it, beside `tests/<folder>/test_<name>.py`.
-NEAR: dict[str, str] = {
-    "methods/attack.py": "tests/methods/test_attack.py",
-    "methods/attack_data.py": "tests/methods/test_poisoned_data.py",
-    "methods/bounds.py": "tests/methods/test_fedvg.py tests/methods/test_fednova.py",
-    "methods/diagnostics.py": "tests/methods/test_agreement.py",
-    "methods/dp.py": "tests/methods/test_privacy.py tests/methods/test_epsilon.py",
-    "methods/fedlc.py": "tests/methods/test_label_skew.py",
-    "methods/fedopt.py": "tests/methods/test_fedopt.py tests/methods/test_baselines_against_reference.py",
-    "methods/fedprox.py": "tests/methods/test_property_checks.py tests/methods/test_against_reference.py",
-    "methods/fedrs.py": "tests/methods/test_label_skew.py",
-    "methods/fedvg.py": "tests/methods/test_fedvg_options.py",
-    "methods/fedvg_cosine.py": "tests/methods/test_fedvg_options.py",
-    "methods/fedvg_loss.py": "tests/methods/test_fedvg_options.py",
-    "methods/feedback.py": "tests/methods/test_flfa.py",
-    "methods/flfa.py": "tests/methods/test_feedback.py",
-    "methods/granularity.py": "tests/methods/test_fedvg.py tests/methods/test_fedvg_options.py tests/methods/test_fisher.py",
-    "methods/livar/": "tests/methods/livar",
-    "methods/moments.py": "tests/methods/test_ccvr.py tests/methods/test_univarfl.py",
-    "methods/robust_filters.py": "tests/methods/test_robust.py tests/methods/test_robust_bounds.py",
-    "methods/robust_means.py": "tests/methods/test_robust.py tests/methods/test_robust_bounds.py",
-    "methods/scored.py": "tests/methods/test_fedvg.py tests/methods/test_fedvg_options.py tests/methods/test_fisher.py",
-    "methods/uniform.py": "tests/methods/test_against_reference.py",
-    "methods/voters.py": "tests/methods/test_robust.py tests/methods/test_robust_bounds.py",
-    "raysim/training/augment.py": "tests/training/test_inputs.py",
-    "raysim/training/evaluate.py": "tests/training/test_local.py tests/engine/test_scorer.py",
-    "raysim/training/inputs.py": "tests/training/test_local.py",
-    "raysim/training/local.py": PARTICIPATION,
-    "raysim/training/model.py": "tests/training/test_local.py tests/methods/test_fedvg.py",
-    "raysim/engine/client_results.py": "tests/base/test_own_faults.py tests/core/test_hooks.py tests/engine/test_outgoing.py",
-    "raysim/engine/client_views.py": "tests/engine/test_trainer.py tests/core/test_hooks.py tests/methods/test_moon.py",
-    "raysim/engine/cohort.py": f"{PARTICIPATION} tests/engine/test_run.py tests/engine/test_outgoing.py",
-    "raysim/engine/device.py": "tests/engine/test_scorer.py tests/methods/test_fedvg_options.py",
-    "raysim/engine/messages.py": f"tests/engine/test_server.py {PARTICIPATION}",
-    "raysim/engine/pool.py": f"tests/engine/test_server.py {PARTICIPATION}",
-    "raysim/engine/ray/nodes.py": "",
-    "raysim/engine/ray/shards.py": "tests/plan/test_weights.py",
-    "raysim/engine/ray/watch.py": "",
-    "raysim/engine/ray/": RAY,
-    "raysim/engine/round_metrics.py": "tests/engine/test_run.py",
-    "raysim/engine/server.py": f"{PARTICIPATION} tests/engine/test_run.py tests/engine/test_checkpoint.py",
-    "raysim/engine/server_views.py": f"tests/engine/test_server.py tests/core/test_hooks.py {PARTICIPATION}",
-    "raysim/engine/simulation.py": "tests/running/test_stop.py tests/engine/test_checkpoint.py",
-    "raysim/engine/trainer.py": f"tests/engine/test_server.py {PARTICIPATION} tests/methods/test_personal.py",
-}
 
 
 @dataclass(frozen=True)
@@ -144,7 +101,8 @@ def _slips(before: tokenize.TokenInfo, token: tokenize.TokenInfo, after: tokeniz
     if token.type == tokenize.NUMBER:
         if word.isdigit():
             return (str(int(word) + 1), str(int(word) - 1)) if int(word) else ("1",)
-        return ("1.0",) if float(word) == 0 else (repr(float(word) / 2), repr(float(word) * 4))
+        value = ast.literal_eval(word)
+        return ("1.0",) if value == 0 else (repr(value / 2), repr(value * 4))
     if token.type == tokenize.NAME and word in CALLS:
         return (CALLS[word],) if after.string == "(" else ()
     has_left = before.string not in BEFORE_UNARY and (before.type != tokenize.OP or before.string in ")]}")
@@ -173,14 +131,15 @@ def _without_slips(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, 
 
 
 def draw(seed: int, count: int) -> list[Slip]:
-    """So many slips of different tokens, by area in proportion to lines of code, in the order of files and lines."""
+    """Return slips of different tokens, in the order of areas, files and lines: see `LEAST` for their number by area."""
     generator, places, lines = random.Random(seed), {}, {}
     for area in AREAS:
         parts = [slips_of(file) for file in sorted((PROJECT / area).rglob("*.py"))]
         places[area] = [place for part, _ in parts for place in part]
         lines[area] = sum(number for _, number in parts)
-    shares = {area: round(count * lines[area] / sum(lines.values())) for area in AREAS}
-    shares[AREAS[-1]] += count - sum(shares.values())
+    shares = {area: max(round(count * LEAST), round(count * lines[area] / sum(lines.values()))) for area in AREAS}
+    largest = max(shares, key=lambda area: shares[area])
+    shares[largest] += count - sum(shares.values())
     chosen = [place for area in AREAS for place in sorted(generator.sample(places[area], shares[area]), key=_where)]
     return [generator.choice(place) for place in chosen]
 
@@ -189,13 +148,30 @@ def _where(place: tuple[Slip, ...]) -> tuple[str, int, int]:
     return place[0].file, place[0].line, place[0].column
 
 
-def files_about(file: str) -> str:
-    """The test files about a file, as pytest is told."""
-    path = Path(file)
-    folder = "/".join(part for part in path.parent.parts if part != "raysim")
-    beside = f"tests/{folder}/test_{path.stem}.py"
-    further = next((tests for start, tests in NEAR.items() if file.startswith(start)), "")
-    return " ".join([beside] * (PROJECT / beside).is_file() + [further] * bool(further)) or WHOLE
+@dataclass(frozen=True)
+class Cost:
+    """Name and wall seconds of a test, and the lines that it executes, by file."""
+
+    name: str
+    wall_s: float
+    lines: dict[str, list[int]]
+
+
+def costs_of(file: Path) -> list[Cost]:
+    """Return the tests that passed through `tests.support.costs --lines`, the cheapest first."""
+    records = (json.loads(line) for line in file.read_text().splitlines())
+    return sorted((Cost(name, wall_s, lines) for name, wall_s, _, lines in records), key=lambda test: test.wall_s)
+
+
+def relevant_tests(slip: Slip, costs: list[Cost]) -> list[str]:
+    """Return tests that execute the slip's line, then those that execute others of its file, at most `TESTS_S` seconds."""
+    near = [test for test in costs if slip.file in test.lines]
+    chosen, left = [], float(TESTS_S)
+    for test in sorted(near, key=lambda test: slip.line not in test.lines[slip.file]):
+        if test.wall_s <= left:
+            chosen.append(test.name)
+            left -= test.wall_s
+    return chosen
 
 
 def main() -> int:
@@ -204,6 +180,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--only", default="", help="slips whose name holds this")
     parser.add_argument("--list", action="store_true", help="name the slips; none is tried")
+    parser.add_argument("--costs", type=Path, help="tests with the lines that they execute, by tests.support.costs")
     parser.add_argument("--results", type=Path, help="verdicts so far, a line each; these slips are not tried again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further slip is tried")
     given = parser.parse_args()
@@ -211,6 +188,9 @@ def main() -> int:
     if given.list:
         print(*(f"{slip} | {_line(slip)}" for slip in slips), sep="\n")
         return 0
+    if given.costs is None:
+        parser.error("--costs is missing")
+    costs = costs_of(given.costs)
     verdicts: dict[str, str] = {}  # slip -> the test that noticed it; "" if none did
     if given.results is not None and given.results.is_file():
         verdicts = dict(map(json.loads, given.results.read_text().splitlines()))
@@ -223,7 +203,7 @@ def main() -> int:
                 continue
             if time.monotonic() - start > given.seconds:
                 break
-            verdict = verdicts[str(slip)] = _verdict(tree, slip)
+            verdict = verdicts[str(slip)] = _verdict(tree, slip, costs)
             print(f"{slip} | {_line(slip)}\n  {verdict or 'PASSED'}", flush=True)
             if given.results is not None:
                 with open(given.results, "a") as file:
@@ -234,18 +214,21 @@ def main() -> int:
     return 1 if survivors else 0
 
 
-def _verdict(tree: Path, slip: Slip) -> str:
-    """The test that notices a slip, "" if none does."""
-    content = slip.of((PROJECT / slip.file).read_text())
-    if passes(tree, files_about(slip.file), LIMIT_S, slip.file, content, with_ray="engine/ray/" in slip.file):
-        return ""
-    return _first_failure(tree / OUTPUT)
+def _verdict(tree: Path, slip: Slip, costs: list[Cost]) -> str:
+    """Return the test that notices a slip, "" if none does. Tests that fail in the copied tree without a slip are dropped."""
+    content, tests = slip.of((PROJECT / slip.file).read_text()), relevant_tests(slip, costs)
+    while tests and not passes(tree, tests, LIMIT_S, slip.file, content):
+        failed = _first_failure(tree / OUTPUT)
+        if failed not in tests or passes(tree, [failed], LIMIT_S):
+            return failed
+        tests.remove(failed)
+    return ""
 
 
 def _first_failure(output: Path) -> str:
     """The test that failed; where none did, the last line of what pytest said: nothing can be imported, or it hung."""
     lines = output.read_text(errors="replace").splitlines()
-    failed = [line.split()[1] for line in lines if line.startswith("FAILED ")]
+    failed = [line.partition(" ")[2].partition(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
     return (failed or lines[-1:] or ["no test began"])[0]
 
 

@@ -3,7 +3,7 @@
 `python -m tests.fuzz.mutants [WORD ...]` tries those of the files whose path holds one of the words, or all. Every slip is
 tried against a few test files that are about its module, so one that passes here may still be noticed by the whole suite.
 Without any slip the same tests must pass: that is tried first. Exit status 1: a slip passed. With `--results FILE --seconds
-80` it does a part, and the same command goes on with what FILE does not hold.
+80` it does a part, and the same command resumes with the slips that FILE does not hold.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import multiprocessing
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
@@ -286,21 +288,18 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def passes(tree: Path, told: str, limit_s: float, file: str = "", content: str = "", *, with_ray: bool = False) -> bool:
-    """Whether the tests pass in the copied tree with other content in one of its files, within `limit_s` seconds.
-
-    Tests that start Ray are left out unless `with_ray`.
-    """
+def passes(tree: Path, arguments: Sequence[str], limit_s: float, file: str = "", content: str = "") -> bool:
+    """Whether pytest passes in the copied tree with other content in one of its files, within `limit_s` seconds."""
     path, kept = tree / file, tree / "kept"
     if file:
         shutil.copy2(path, kept)  # with its time, by which Python knows what it has compiled
         path.write_text(content)
     # A fork: this process has imported PyTorch already, and nothing of raysim.
-    child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, told, bool(file), with_ray))
+    child = multiprocessing.get_context("fork").Process(target=_test, args=(tree, arguments, bool(file)))
     child.start()
     child.join(limit_s)
     if child.is_alive():
-        child.kill()
+        os.killpg(child.pid or 0, signal.SIGKILL)  # with the processes that its tests started
         child.join()
     if file:
         shutil.copy2(kept, path)
@@ -314,7 +313,8 @@ def slipped(file: Path, text: str, slip: str) -> str:
     return content.replace(text, slip)
 
 
-def _test(tree: Path, told: str, is_slip: bool, with_ray: bool) -> None:
+def _test(tree: Path, arguments: Sequence[str], is_slip: bool) -> None:
+    os.setpgrp()
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     sys.dont_write_bytecode = is_slip
@@ -326,10 +326,8 @@ def _test(tree: Path, told: str, is_slip: bool, with_ray: bool) -> None:
     os.dup2(output, 2)
     import pytest
 
-    words = shlex.split(told) + ([] if " -k " in told else ["-k", "not slow"])
-    without = "cluster" if with_ray else "ray and not cluster"
-    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", f"not {without}"]
-    os._exit(int(pytest.main([*plain, *words])))
+    plain = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}", "-m", "not cluster"]
+    os._exit(int(pytest.main([*plain, *arguments])))
 
 
 def main() -> int:
@@ -356,7 +354,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_of_project(Path(folder) / "tree")
         for group, text, slip in due:
-            told, began = MUTANTS[group][0], time.monotonic()
+            told, began = _arguments(MUTANTS[group][0]), time.monotonic()
             if began - start > given.seconds:
                 break
             if group not in sound_s:
@@ -376,8 +374,13 @@ def main() -> int:
     survivors = [name for name, has_passed in found.items() if has_passed]
     print(f"{len(found)} slips, {len(survivors)} passed", *survivors, sep="\n")
     if left := len(due) - done:
-        print(f"{left} slips are left: the same command goes on")
+        print(f"{left} slips are left: the same command resumes")
     return 1 if survivors else 0
+
+
+def _arguments(told: str) -> list[str]:
+    """Return what pytest is called with: slow tests and tests that start Ray are left out unless chosen by `-k`."""
+    return [*shlex.split(told), *([] if " -k " in told else ["-k", "not slow"]), "-m", "not ray and not cluster"]
 
 
 def _name(group: str, text: str, slip: str) -> str:
