@@ -68,7 +68,7 @@ def bar_chart(values: np.ndarray, columns: Sequence[str], title: str) -> Figure:
     """One bar for each number; as many names are written as fit."""
     height = 2.6 + 0.05 * max(map(len, columns), default=0)
     figure, axes = _figure(2.5 + 0.3 * min(len(columns), 40), min(height, 8.0))
-    axes.bar(range(len(values)), values.astype(float), color="tab:blue")
+    axes.bar(range(len(values)), np.where(np.isfinite(values), values, np.nan), color="tab:blue")
     _name_ticks(axes.xaxis, columns)
     axes.set(title=title)
     return figure

@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -228,7 +229,7 @@ def _verdict(tree: Path, slip: Slip, costs: list[Cost]) -> str:
 def _first_failure(output: Path) -> str:
     """The test that failed; where none did, the last line of what pytest said: nothing can be imported, or it hung."""
     lines = output.read_text(errors="replace").splitlines()
-    failed = [line.partition(" ")[2].partition(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    failed = [match[1] for line in lines if (match := re.fullmatch(r"FAILED (.*) \((?:setup|call|teardown)\)", line))]
     return (failed or lines[-1:] or ["no test began"])[0]
 
 

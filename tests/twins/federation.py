@@ -26,7 +26,7 @@ SHARE = 1e-4
 
 def assert_close(got, want, share=SHARE, name=""):
     """Largest difference as a share of the largest value: for movements, products, weights."""
-    got, want = torch.as_tensor(got).double(), torch.as_tensor(want).double()
+    got, want = torch.as_tensor(got).detach().double(), torch.as_tensor(want).detach().double()
     apart, size = float((got - want).abs().max()), float(want.abs().max())
     assert apart <= share * size, (name, apart, size)
 
