@@ -71,8 +71,13 @@ def finished_run(
     *,
     on_start: Callable[[Path, int, int], None] = lambda *_: None,
     on_round: Callable[[RoundRecord], object] = lambda _: None,
+    on_summary: Callable[[Path, Settings], None] = lambda *_: None,
 ) -> Run:
-    """Check a configuration, run to the end, and return the run. Raises as `checked_run`; RaysimError: as `execute`."""
+    """Check a configuration, run to the end, and return the run. Raises as `checked_run`; RaysimError: as `execute`.
+
+    Args:
+      on_summary: on_summary(run directory, summary) before the pictures are drawn.
+    """
     folders: list[Path] = []
 
     def start(folder: Path, first_round: int, num_rounds: int) -> None:
@@ -82,7 +87,14 @@ def finished_run(
     plan = checked_run(raw, source, listener)
     from raysim.running.runner import execute
 
-    execute(plan, on_start=start, on_round=on_round, on_step=listener.step, on_note=listener.note)
+    execute(
+        plan,
+        on_start=start,
+        on_round=on_round,
+        on_step=listener.step,
+        on_note=listener.note,
+        on_summary=lambda summary: on_summary(folders[-1], summary),
+    )
     return Run(folders[-1])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +20,7 @@ from raysim.base.uri import is_uri
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, reader_options, report_options, with_options
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
-from raysim.cli.terminal import LiveLine, Progress, command_began, err, out, print_table, run_table
+from raysim.cli.terminal import LiveLine, Progress, command_began, err, out
 from raysim.cli.unexpected import shown_once, told
 from raysim.data.readers.reader_options import ReaderOptions
 
@@ -75,18 +74,17 @@ def run(
         return
     from raysim.folders.storage import address
 
-    began = command_began()
     with ExitStack() as stack:
         if parsed is not None and not parsed.is_serial():
             from raysim.engine.ray.session import ray_ahead
 
             stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
-        progress = Progress(began)
+        progress = Progress(command_began())
         with progress.line as line:
             told = line.listener()
-            finished = launch.finished_run(raw, source, told, on_start=progress.start, on_round=progress.round)
-    spent = time.monotonic() - began if progress.has_rounds else None
-    print_table(run_table(finished.folder, finished.summary, spent))
+            finished = launch.finished_run(
+                raw, source, told, on_start=progress.start, on_round=progress.round, on_summary=progress.summary
+            )
     if at := address(finished.folder, str(finished.config["storage"])):
         out.print(f"stored at:     {at}", markup=False)
     out.print(f"run directory: {finished.folder}", markup=False)

@@ -226,6 +226,10 @@ class Progress:
         if not out.is_jupyter and (is_last or (is_due and not self.line.is_replaced)):
             say(text)
 
+    def summary(self, folder: Path, summary: Settings) -> None:
+        """Print the table of scores."""
+        print_table(run_table(folder, summary, time.monotonic() - self._began if self.has_rounds else None))
+
 
 def _trainers(run: RunFolder) -> str:
     """Describe the trainers, from env.json; the bits of a run depend on the device and the number of threads."""

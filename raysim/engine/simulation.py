@@ -25,7 +25,6 @@ class RecordKeeper(Protocol):
     """Receiver of a round's results; `flush` makes them durable and returns their checksums for the checkpoint."""
 
     def write(self, record: RoundRecord) -> None: ...
-    def write_last(self, record: RoundRecord) -> None: ...
     def flush(self) -> Mapping[str, str]: ...
 
 
@@ -119,7 +118,6 @@ def simulate(
                 if next_saved != next_round:
                     save(next_round)
             if is_last:
-                recorder.write_last(record)
                 return reason
             if received:
                 if next_saved != next_round:  # the signal came just now

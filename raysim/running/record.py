@@ -42,7 +42,7 @@ class Recorder:
       main: the task's main metric.
       evaluate_every: rounds between evaluations, see `judged`.
       first_round: above 0 for a resumed run: later rows of the files are dropped.
-      on_step: on_step(what begins now, in words). on_row: on_row(row of progress.csv) after each round.
+      on_row: on_row(row of progress.csv) after each round.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Recorder:
         classes: Sequence[str] = (),
         main: str = "accuracy",
         evaluate_every: int = 1,
-        on_step: Callable[[str], None] = lambda _: None,
         on_row: Callable[[Mapping[str, str]], None] = lambda _: None,
     ):
         self.folder, self.blocks, self.classes = folder, list(blocks), list(classes)
-        self._evaluate_every, self._on_step, self._on_row = evaluate_every, on_step, on_row
+        self._evaluate_every, self._on_row = evaluate_every, on_row
+        self._last: RoundRecord | None = None
         self.rows, self.main = folder.progress_rows(before=first_round), main
         names = (name for row in self.rows for name in row)
         self._columns = list(dict.fromkeys(["round", f"server/{main}", *COLUMNS, *names]))
@@ -93,11 +93,16 @@ class Recorder:
             self._arrays.append(self.folder.write_arrays(number, record.arrays))
         if record.confusion is not None:
             self._confusion = record.confusion
+        self._last = record
         self._on_row(row)
 
-    def write_last(self, record: RoundRecord) -> None:
-        """Draw the last round's pictures; the round itself was written like every round."""
-        self._on_step("drawing pictures")
+    def draw(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
+        """Draw the partition, client by class, the validation set's classes and the last round: PNGs and in TensorBoard."""
+        tags = {"partition": "partition/classes", "validation": "partition/validation"}
+        for name, figure in partition_pictures(class_counts, validation_counts, self.classes).items():
+            self._show(tags[name], 0, figure, self.folder.picture(name))
+        if (record := self._last) is None:  # the run was resumed after its last round
+            return
         number = record.round_index
         for tag, figure in self._pictures(record):
             self._show(tag, number, figure)
@@ -123,12 +128,6 @@ class Recorder:
             self._confusion = None
         self._board.flush()
         return self._chain.links
-
-    def partition(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
-        """The partition as a picture, client by class, and the validation set's classes: PNGs and in TensorBoard."""
-        tags = {"partition": "partition/classes", "validation": "partition/validation"}
-        for name, figure in partition_pictures(class_counts, validation_counts, self.classes).items():
-            self._show(tags[name], 0, figure, self.folder.picture(name))
 
     def summary(self, facts: Mapping[str, object], hyperparameters: Mapping[str, object]) -> Settings:
         """Write and return summary.json from the rows and the given facts. hyperparameters: for TensorBoard."""

@@ -52,6 +52,7 @@ def execute(
     on_round: Callable[[RoundRecord], object] = lambda _: None,
     on_step: Tell = silent,
     on_note: Tell = silent,
+    on_summary: Callable[[Settings], None] = lambda _: None,
     wait_s: float = 0.0,
 ) -> Settings:
     """Run a plan to its end and return the summary. A finished run is not repeated: the stored summary is returned.
@@ -62,6 +63,7 @@ def execute(
         not failed.
       on_step: on_step(what begins now, in words): parts of the work before and after the rounds that may take seconds.
       on_note: on_note(a remark about the run: an attempt that is repeated, what a method or a logger reports).
+      on_summary: on_summary(the summary) before the pictures are drawn.
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message. ClusterLost: so often that
@@ -69,7 +71,7 @@ def execute(
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
     folder, stored = open_run_folder(plan.config, on_note)
-    attempt = partial(_attempt, plan, folder, stored, on_start, on_round, on_step, on_note)
+    attempt = partial(_attempt, plan, folder, stored, on_start, on_round, on_step, on_note, on_summary)
     restarts = plan.config.resources.restarts
     with _file_errors_named(folder), folder.locked(wait_s):
         for number in range(restarts):
@@ -90,6 +92,7 @@ def _attempt(
     on_round: Callable[[RoundRecord], object],
     on_step: Tell,
     on_note: Tell,
+    on_summary: Callable[[Settings], None],
     number: int,
 ) -> Settings:
     """Run from the last checkpoint, or from the beginning, to the end.
@@ -107,7 +110,7 @@ def _attempt(
     if step in ("show", "resume") and _told_anew(plan, folder, on_note):
         push()
     if step == "show":
-        return _shown(folder, on_start)
+        return _shown(folder, on_start, on_summary)
     if step == "begin":
         _write_beginning(plan, folder)
     checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step, on_note)
@@ -120,16 +123,7 @@ def _attempt(
             restore(server, checkpoint, store)
         first_round = checkpoint.next_round if checkpoint else 0
         loggers = Loggers(config.loggers, folder, on_note)
-        recorder = Recorder(
-            folder,
-            first_round=first_round,
-            blocks=plan.layout.blocks,
-            classes=plan.info.groups,
-            main=plan.task.main,
-            evaluate_every=config.evaluation.every,
-            on_step=on_step,
-            on_row=loggers.round,
-        )
+        recorder = _recorder(plan, folder, first_round, loggers)
         with closing(recorder), closing(loggers):
             loggers.start(config.model_dump(mode="json"))
             push()  # records of rounds after the checkpoint are gone
@@ -146,9 +140,24 @@ def _attempt(
                 on_saved=push,
             )
             summary = _finished(plan, folder, server, recorder, reason)
+            on_summary(summary)
+            on_step("drawing pictures")
+            recorder.draw(plan.manifest.class_counts, plan.manifest.validation_counts)
             loggers.end(summary)
         folder.mark("COMPLETED", reason)
         return summary
+
+
+def _recorder(plan: Plan, folder: RunFolder, first_round: int, loggers: Loggers) -> Recorder:
+    return Recorder(
+        folder,
+        first_round=first_round,
+        blocks=plan.layout.blocks,
+        classes=plan.info.groups,
+        main=plan.task.main,
+        evaluate_every=plan.config.evaluation.every,
+        on_row=loggers.round,
+    )
 
 
 def _write_beginning(plan: Plan, folder: RunFolder) -> None:
@@ -173,18 +182,20 @@ def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
     return bool(news)
 
 
-def _shown(folder: RunFolder, on_start: Callable[[Path, int, int], None]) -> Settings:
+def _shown(
+    folder: RunFolder, on_start: Callable[[Path, int, int], None], on_summary: Callable[[Settings], None]
+) -> Settings:
     """The summary of a run that is finished already."""
     with explained("summary.json is damaged", folder.path, "delete the folder and repeat the run", ValueError):
         summary = folder.read_json(folder.summary)
     on_start(folder.path, summary["rounds"], summary["rounds"])
+    on_summary(summary)
     return summary
 
 
 def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Recorder, reason: str) -> Settings:
-    """The final model, the pictures of the partition and the summary, written."""
+    """Write the final model and the summary; return the summary."""
     write_file(folder.model, save(final_model(plan, server)))
-    recorder.partition(plan.manifest.class_counts, plan.manifest.validation_counts)
     facts = {
         "methods": plan.config.methods,
         "rounds": len(recorder.rows),

@@ -78,6 +78,7 @@ def test_every_part_of_a_serial_run_has_its_line(run_file):
         "running 3 rounds in",
         "round 1/3",
         "round 3/3",
+        "seconds",
         "drawing pictures",
         "run directory:",
     )

@@ -68,7 +68,7 @@ def test_records_are_durable_before_the_checkpoint_that_counts_on_them(every_s, 
         done.append("records")
         return {"rows": str(len(done))}
 
-    record = SimpleNamespace(write=lambda r: None, write_last=lambda r: None, flush=flush)
+    record = SimpleNamespace(write=lambda r: None, flush=flush)
     server = SimpleNamespace(
         run_round=lambda index: index,
         changed_clients=lambda: [4],
@@ -103,7 +103,7 @@ def simulated(done, every_s, on_round):
         server,
         first_round=0,
         num_rounds=5,
-        recorder=SimpleNamespace(write=lambda record: None, write_last=lambda record: None, flush=dict),
+        recorder=SimpleNamespace(write=lambda record: None, flush=dict),
         store=SimpleNamespace(save=lambda next_round, *others: done.append(next_round)),
         checkpoint_every_s=every_s,
         on_round=on_round,

@@ -41,8 +41,7 @@ def endpoint():
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch):
     """Most of the time of so small a run."""
-    for name in ("partition", "write_last"):
-        monkeypatch.setattr(f"raysim.running.record.Recorder.{name}", lambda *values: None)
+    monkeypatch.setattr("raysim.running.record.Recorder.draw", lambda *values: None)
 
 
 @pytest.fixture

@@ -132,7 +132,8 @@ def test_ties_go_to_the_first_layer_and_several_are_ordered():
         state, _ = choose(flfa(strategy=strategy), [same[0] * 0.5, same[0] * 0.5])
         assert len(state["layers"]) == 1
     one = updates(1)[0]
-    assert choose(flfa(strategy="lowest"), [one, -one])[0]["layers"] == [0]
+    with pytest.warns(UserWarning, match="flfa: the chosen layer '0' is the first"):
+        assert choose(flfa(strategy="lowest"), [one, -one])[0]["layers"] == [0]
     assert choose(flfa(strategy="highest"), [one, -one])[0]["layers"] == [0]
     them = updates(4)
     scores = score(them).tolist()

@@ -44,11 +44,10 @@ RECORDS = [
 def recorded(path, records=RECORDS, **settings) -> EventAccumulator:
     folder = RunFolder(path)
     recorder = Recorder(folder, first_round=0, blocks=["p", "q"], classes=["a", "b"], **settings)
-    recorder.partition(np.eye(5, 2, dtype=int), np.array([1, 2]))
     for record in records:
         recorder.write(record)
     recorder.flush()
-    recorder.write_last(records[-1])
+    recorder.draw(np.eye(5, 2, dtype=int), np.array([1, 2]))
     recorder.close()
     return EventAccumulator(str(path), size_guidance={"images": 0, "scalars": 0, "histograms": 0}).Reload()
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from filelock import FileLock
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.base.errors import RaysimError
+from raysim.data.shard_files import write_serially
 from raysim.engine.ray.session import LOSSES, Actor, this_node
 from raysim.folders.files import file_digest, partial_file
 
@@ -27,7 +29,13 @@ RETRIES = 5
 
 
 def write_shards(plan: ShardPlan) -> Iterator[Filled]:
-    """`shard_files.write_serially` by the Ray Data pipeline, on the running Ray."""
+    """`shard_files.write_serially` by the Ray Data pipeline, on the running Ray.
+
+    A set of one window has nothing to do in parallel: this process writes the shards before Ray Data would have started.
+    """
+    if len(list(islice(plan.windows(), 2))) < 2:
+        yield from write_serially(plan)
+        return
     from raysim.data.pipeline import write_with_ray_data  # takes a second: most runs find their shards written
 
     yield from write_with_ray_data(plan)
