@@ -92,8 +92,8 @@ def sign_flip(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) ->
     """Attackers send their update turned around: -scale u (Li et al. 2019, arXiv:1811.03761).
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
       scale: factor of the update, > 0.
     Raises:
       ValueError: an option outside of its range.
@@ -106,8 +106,8 @@ def gaussian(*, share: float = 0.2, from_round: int = 0, sigma: float = 0.1) -> 
     """Attackers send N(0, sigma^2) in place of their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
       sigma: standard deviation of each entry, > 0.
     Raises:
       ValueError: an option outside of its range.
@@ -120,8 +120,8 @@ def additive_noise(*, share: float = 0.2, from_round: int = 0, sigma: float = 0.
     """Attackers add N(0, sigma^2) to their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
       sigma: standard deviation of the noise in each entry, > 0.
     Raises:
       ValueError: an option outside of its range.

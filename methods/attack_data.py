@@ -17,8 +17,8 @@ def label_flip(*, share: float = 0.2, from_round: int = 0, target: int | None = 
     """Attackers train on classes - 1 - y in place of each label y, or on `target` (Fang et al. 2020, arXiv:1911.11815).
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
       target: the class of every example; null: each class becomes its opposite.
     Raises:
       ValueError: an option outside of its range.
@@ -49,13 +49,13 @@ def backdoor(
     with the patch.
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
       scale: factor of the update, > 0.
       target: class of the patched images.
       poison: share of each batch that gets the patch, in (0, 1], rounded up.
       trigger: side of the patch in the lower right corner, in pixels of the model's input.
-      value: of the patch in all channels, in the units of the model's input: after normalisation.
+      value: value of the patch in all channels, in the units of the model's input, after normalisation.
     Raises:
       ValueError: an option outside of its range.
     """

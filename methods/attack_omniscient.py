@@ -34,9 +34,9 @@ def alie(*, share: float = 0.2, from_round: int = 0, z: float | None = None) -> 
     for too few attackers, they send the honest mean, which is no attack: a warning says so. `z` is logged.
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
-      z: how many deviations from the mean; null: the largest that the paper's formula allows.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
+      z: number of standard deviations from the mean; null: the largest that the paper's formula allows.
     Raises:
       ValueError: an option outside of its range.
     """
@@ -56,8 +56,8 @@ def ipm(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) -> Metho
     """Attackers send -scale mean, inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
       scale: factor of the mean, > 0.
     Raises:
       ValueError: an option outside of its range.
@@ -76,9 +76,9 @@ def min_max(*, share: float = 0.2, from_round: int = 0, direction: Direction = "
     Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search.
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
-      direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
+      direction: p: the negative standard deviation ("std"), -mean / ||mean|| ("unit"), or -sign(mean) ("sign").
     Raises:
       ValueError: an option outside of its range.
     """
@@ -95,10 +95,11 @@ def min_sum(
     published tables come from notebooks with another bound, see `as_in`.
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
-      direction: p: -std, -mean / ||mean|| ("unit"), or -sign(mean).
-      as_in: null, the paper: the largest sum of an honest update is the bound; "release", the authors' notebooks: the smallest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
+      direction: p: the negative standard deviation ("std"), -mean / ||mean|| ("unit"), or -sign(mean) ("sign").
+      as_in: bound of the squared distances: the largest sum of an honest update (null, the paper), or the smallest
+        ("release", the authors' notebooks).
     Raises:
       ValueError: an option outside of its range.
     """
@@ -116,8 +117,8 @@ def fang(
     max are of updates, not of models; against krum all c attackers send one vector.
 
     Args:
-      share: of all clients, drawn once from the seed, rounded to whole clients.
-      from_round: before this round all clients are honest.
+      share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
+      from_round: first round with attackers; all clients are honest before.
       against: the defence that the attackers expect.
     Raises:
       ValueError: an option outside of its range.

@@ -44,17 +44,18 @@ def ccvr(
 
     Args:
       num_samples: features drawn per class (the paper's number depends on the data; 200 in FL-bench).
-      epochs: epochs of the SGD that trains the head, over the features drawn; 0: the head stays. The defaults of this SGD are
-        fed-mammoth's.
-      lr, momentum: learning rate and momentum of that SGD.
-      batch_size: features in a step of that SGD.
-      as_in: "fed-mammoth", LIVAR's baseline: in every round, with its clients at their own trained models, after the methods
-        listed before have made the head. A mixture of the clients' own Gaussians, of those with two examples of the class or
-        more, with variances only, plus 1e-8; cross-entropy of logits / (0.1 ||logits||). Every epoch draws new features,
-        num_samples * classes of them shared out over all classes at random, and takes one step a class on batches of
-        num_samples. Where a class has no Gaussian the last batches are short or empty; an empty one is still a step of the
-        momentum. That code takes its statistics of pixels that were not normalised, other inputs than the model was trained on;
-        raysim takes the model's own inputs.
+      epochs: epochs of the SGD that trains the head, over the drawn features; 0: the head stays. The defaults of this
+        SGD are those of fed-mammoth.
+      lr: learning rate of the SGD that trains the head.
+      momentum: momentum of the SGD that trains the head.
+      batch_size: features in a step of the SGD that trains the head.
+      as_in: "fed-mammoth", LIVAR's baseline: runs in every round, with the statistics of the clients' own trained
+        models, after the methods listed before have made the head. Features come from a mixture of the Gaussians of the
+        clients with two examples of the class or more, with variances only, plus 1e-8. The loss is the cross-entropy of
+        logits / (0.1 ||logits||). Every epoch draws num_samples * classes new features, divided among all classes at
+        random, and takes one step for each class on batches of num_samples. If a class has no Gaussian, the last
+        batches are short or empty; an empty batch is still a step of the momentum. The code takes statistics of pixels
+        that were not normalised, unlike the inputs of training; raysim takes the model's own inputs.
     Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. Clients
     without a step still count: their statistics are of the model that they hold.
     Raises:

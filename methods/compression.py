@@ -34,8 +34,8 @@ def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
     ||u - top_k(u)||^2 <= (1 - k/d) ||u||^2. A client that rarely takes part sends what it kept when it comes again.
 
     Args:
-      share: of the shared parameters that are sent, in (0, 1]; at least one is.
-      error_feedback: what was not sent is kept at the client and added to its next update.
+      share: share of the shared parameters that are sent, in (0, 1]; at least one parameter.
+      error_feedback: keep the unsent part of the update at the client and add it to the client's next update.
     Raises:
       ValueError: share out of its range.
     """
@@ -51,8 +51,8 @@ def random_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
     (Konečný et al. 2016, arXiv:1610.05492, subsampling).
 
     Args:
-      share: of the shared parameters that are sent, in (0, 1]; at least one is.
-      error_feedback: what was not sent is kept at the client and added to its next update.
+      share: share of the shared parameters that are sent, in (0, 1]; at least one parameter.
+      error_feedback: keep the unsent part of the update at the client and add it to the client's next update.
     Raises:
       ValueError: share out of its range.
     """
@@ -74,8 +74,8 @@ def qsgd(*, levels: int = 7, bucket: int = 512) -> Method:
     No error feedback: the operator does not contract, so what is kept could grow.
 
     Args:
-      levels: s, levels above 0, 1 to 127; 7 are 4 bits an entry, 1 are 2 bits.
-      bucket: neighbouring entries that share a norm; 512 in the paper's experiments with 4 bits.
+      levels: s, number of levels above 0, 1 to 127: 7 levels take 4 bits an entry, 1 level takes 2 bits.
+      bucket: number of neighbouring entries that share a norm; 512 in the paper's experiments with 4 bits.
     Raises:
       ValueError: levels or bucket out of range.
     """
@@ -96,7 +96,7 @@ def sign(*, error_feedback: bool = True) -> Method:
     One scale for the whole vector. The sign of 0 is drawn. Without error feedback signs lead elsewhere (their section 3).
 
     Args:
-      error_feedback: what was not sent is kept at the client and added to its next update.
+      error_feedback: keep the unsent part of the update at the client and add it to the client's next update.
     """
     return _method("sign", Codec(signs_of, signed), error_feedback)
 
@@ -142,7 +142,7 @@ def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
 
     Args:
       rank: columns of the factors, >= 1.
-      error_feedback: what was not sent is kept at the client and added to its next update.
+      error_feedback: keep the unsent part of the update at the client and add it to the client's next update.
     Raises:
       ValueError: rank < 1.
     """

@@ -70,7 +70,7 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
 
     Args:
       every: measure in the first round, and in every n-th round, counted from 1.
-      measures: which of the above; null: drift, agreement, spectrum and features, which cost little.
+      measures: names of the measures above; null: drift, agreement, spectrum and features, which cost little.
     Raises:
       ValueError: every < 1; or, when the run starts, a measure that the global model does not have.
     """

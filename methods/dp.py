@@ -71,13 +71,14 @@ def dp(
     Refused beside it: methods that report, weigh, overhear, or have a server step that may read more than the noised sum.
 
     Args:
-      clip: S, largest L2 norm of a client's update, > 0; with `adaptive` the one of the first round.
+      clip: S, largest L2 norm of a client's update, > 0; with `adaptive`, the clip of the first round.
       noise: z, standard deviation of the noise on the sum as a multiple of the clip, >= 0.
-      delta: of (epsilon, delta), in (0, 1); below 1 / clients.
-      adaptive: quantile of the norms that the clip follows, in (0, 1); 0.5 in the paper. null: the clip stays.
-      noise_cohort_size: noise and epsilon as if so many clients came: the mean's noise is z S / noise_cohort_size. It
-        simulates a large cohort with few clients (pfl-research, arXiv:2404.06430). null: those of cohort.size.
-      trust: methods that may run beside it all the same. Epsilon then holds only if what they see is protected otherwise.
+      delta: delta of (epsilon, delta)-privacy, in (0, 1) and below 1 / clients.
+      adaptive: quantile of the norms that the clip follows, in (0, 1); 0.5 in the paper. null: the clip is constant.
+      noise_cohort_size: cohort size for noise and epsilon, to simulate a large cohort with few clients (pfl-research,
+        arXiv:2404.06430): the noise of the mean is z S / noise_cohort_size. null: cohort.size.
+      trust: methods that may run beside dp although dp would refuse them. Epsilon then holds only if their view of the
+        clients is protected otherwise.
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """

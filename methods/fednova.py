@@ -21,7 +21,7 @@ def fednova(*, mu: float = 0.0) -> Method:
     The authors' slow momentum gmf is `fedavgm` with that beta, as long as local.lr does not decay.
 
     Args:
-      mu: that of `fedprox`, if it is listed too: every step then shrinks the earlier ones by 1 - lr mu, and tau_eff
+      mu: mu of `fedprox`, if fedprox is listed too: every step then shrinks the earlier steps by 1 - lr mu, and tau_eff
         becomes sum_k p_k K_k, as in the authors' code. With momentum, prox and momentum act on one recursion; the
         authors' code applies both rules one after the other.
     Raises:

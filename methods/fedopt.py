@@ -26,10 +26,11 @@ def fedadam(
     not.
 
     Args:
-      server_lr: > 0. The paper tunes it for every task; with sqrt(v) well above tau it is about the size of a step of
-        one parameter, so 0.01 is a careful start.
-      beta1, beta2: in [0, 1); the paper's 0.9 and 0.99.
-      tau: > 0, added outside the root: below |Δ| it makes steps of equal size, above it makes them follow Δ.
+      server_lr: > 0, about the size of a step of one parameter where sqrt(v) is well above tau. 0.01 is a careful
+        start; the paper tunes it for every task.
+      beta1: decay of m, in [0, 1); 0.9 in the paper.
+      beta2: decay of v, in [0, 1); 0.99 in the paper.
+      tau: > 0, added to sqrt(v): steps have equal size where |Δ| is well above tau, and follow Δ where it is below.
       init_v: v at the start, >= 0; 0 in the paper's experiments, though Algorithm 2 asks for at least tau^2.
     Raises:
       ValueError: a value out of range.
@@ -52,8 +53,9 @@ def fedyogi(
 
     Args:
       server_lr: > 0, size of a step where sqrt(v) is well above tau.
-      beta1, beta2: in [0, 1), how slowly m and v move.
-      tau: > 0, added to sqrt(v): below |Δ| it makes steps of equal size, above it makes them follow Δ.
+      beta1: decay of m, in [0, 1).
+      beta2: decay of v, in [0, 1).
+      tau: > 0, added to sqrt(v): steps have equal size where |Δ| is well above tau, and follow Δ where it is below.
       init_v: v at the start, >= 0.
     """
 
@@ -71,9 +73,9 @@ def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3
     Errors as in `fedadam`.
 
     Args:
-      server_lr: > 0, size of the first step where sqrt(v) is well above tau; v only grows, and later steps shrink.
-      beta1: in [0, 1), how slowly m moves; 0, no momentum, in the paper's experiments.
-      tau: > 0, added to sqrt(v): below |Δ| it makes steps of equal size, above it makes them follow Δ.
+      server_lr: > 0, size of the first step where sqrt(v) is well above tau. v only grows, so later steps shrink.
+      beta1: decay of m, in [0, 1); 0 (no momentum) in the paper's experiments.
+      tau: > 0, added to sqrt(v): steps have equal size where |Δ| is well above tau, and follow Δ where it is below.
       init_v: v at the start, >= 0.
     """
     return _fedopt("fedadagrad", torch.add, server_lr, beta1, 0.0, tau, init_v)

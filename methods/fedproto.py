@@ -42,14 +42,14 @@ def fedproto(
 
     Args:
       strength: strength of the pull to the prototypes, >= 0; 1 in the released code, 0.1 in LIVAR's baseline.
-      share: "nothing" is the original, in which every client keeps a model of its own (`clients/personal_accuracy_*`,
-        or `clients/expected_personal_accuracy_*` where nobody has own test rows) and the global one, which `server/*`
-        score, stays as it began; "weights" averages models as well, which is what LIVAR compares with.
+      share: "nothing": the original, in which every client keeps its own model, scored by `clients/personal_accuracy_*`
+        (`clients/expected_personal_accuracy_*` if clients have no test rows), while the global model of `server/*`
+        stays at its initial values. "weights": models are averaged as well, as in LIVAR's comparison.
       prototypes: means over the clients that hold the class (the released code), or over all their examples (the paper).
-      as_in: "fed-mammoth", LIVAR's baseline: for each class of a batch the distance of the batch's mean feature to the
-        prototype, summed over classes; prototypes over examples; uniform aggregation weights. That code fails at a
-        class without a prototype; raysim adds nothing there. Its prototypes are features of pixels that were not
-        normalised, other inputs than those whose features it pulls.
+      as_in: "fed-mammoth", LIVAR's baseline: the distance of the mean feature of each class of a batch to its
+        prototype, summed over classes; prototypes over examples; uniform aggregation weights. The code fails at a class
+        without a prototype, where raysim adds nothing. Its prototypes are features of pixels that were not normalised,
+        unlike the features that they pull.
     Degenerate cases: clients without a step do not count in prototypes.
     Raises:
       ValueError: strength < 0; or, when the run starts, a model without a trained head.

@@ -53,23 +53,25 @@ def fedvg(
     (model.blocks: stage).
 
     Args:
-      granularity: "auto" (ours) takes every round the one of the three whose aggregated model has the lowest loss on
-        the validation set; the choice is logged (0 model, 1 layer, 2 block).
-      norm: "l1", "l2"; "spectral": largest singular value of tensors with two or more axes, as (first, rest);
+      granularity: number of weights of a client: one for the whole model, one for each tensor ("layer"), or one for
+        each layer block. "auto" (ours) takes in every round the granularity whose aggregated model has the lowest loss
+        on the validation set, and logs the choice (0 model, 1 layer, 2 block).
+      norm: "l1", "l2"; "spectral": largest singular value of tensors with two or more axes, reshaped to (first, rest);
         "update": L2 norm of the client's update instead of a gradient (the paper's "delta"; needs no data);
-        "update-l1": the same with the L1 norm; the paper does not say which.
-      leaves: those that get these weights and whose norms count: all, the classifier ("head"), all but it
-        ("body"), or the adapters of model.lora. The others keep theirs, so that another method can decide them (LIVAR's
-        components: head beside leaves: adapters, and the reverse).
+        "update-l1": L1 norm of the update. The paper does not state the norm inside "delta".
+      leaves: parameters that get these weights and whose norms are used: all, the classifier ("head"), everything but
+        the classifier ("body"), or the adapters of model.lora. All other parameters keep the weights of another method,
+        such as LIVAR's components: head beside leaves: adapters.
       mix: "average": the mean of these weights and n_k/N (the paper's FedAvg + FedVG).
-      val_mode: mode of the network while scoring. The released code uses "train"; with BatchNorm this matters. Where it
-        does, or where dropout draws, scoring takes the clients' batch size, as the released code does; elsewhere it takes
-        larger batches, which are faster and change the sum of the gradients by its rounding alone.
+      val_mode: mode of the network while scoring, which changes the scores of networks with BatchNorm. The released
+        code uses "train". With BatchNorm or dropout in train mode, scoring uses the clients' batch size, as the
+        released code does; otherwise it uses larger batches, which are faster and change the sum of the gradients only
+        by rounding.
       every: score every n-th round, from the first on. In between, a client keeps its last score, and only clients
-        without any are scored (`scored` logs how many). Where few clients take part in a round, last scores are old, and
-        accuracy suffers.
-      one_axis: what a tensor with one axis has in place of a spectral norm: the weight of its layer block, or its own
-        L2 norm.
+        without a score are scored (`scored` logs how many). Where few clients take part in a round, last scores are
+        old, and accuracy suffers.
+      one_axis: replacement for the spectral norm of a tensor with one axis: the weight of the tensor's layer block, or
+        the tensor's L2 norm.
       as_in: "release" sets the weight of buffers, one_axis and the order of the validation rows as the released code has them.
       eps: the constant in eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the

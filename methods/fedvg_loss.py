@@ -28,9 +28,11 @@ def fedvg_loss(
     set: one number a client, so one weight for all of the chosen leaves.
 
     Args:
-      leaves: those that get these weights: all, the classifier ("head"), all but it ("body"), the adapters of model.lora.
-      mix: "average" takes the mean of these weights and the weights so far, n_k/N.
-      val_mode: mode of the network while scoring; it matters with BatchNorm. The released code uses "train".
+      leaves: parameters that get these weights: all, the classifier ("head"), everything but the classifier ("body"),
+        or the adapters of model.lora.
+      mix: "average" takes the mean of these weights and the weights of the methods before, n_k/N by default.
+      val_mode: mode of the network while scoring, which changes the scores of networks with BatchNorm. The released
+        code uses "train".
       every: score every n-th round, from the first on. In between, a client keeps its last score (`scored` logs how
         many were scored).
       as_in: "release" scores the validation rows client by client (data.validation_set.order: client).

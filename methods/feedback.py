@@ -32,7 +32,7 @@ def fa(*, layers: Names = "all", seed: int = 0) -> Method:
 
     Args:
       layers: paths of linear and convolution layers, or all.
-      seed: seed of B; the run's own seed has no part in it.
+      seed: seed of the random tensors, independent of the run's seed.
     Raises:
       ValueError: a layer that the model does not have (when the run starts).
     """
@@ -67,8 +67,8 @@ def dfa(*, blocks: Names = "all", seed: int = 0) -> Method:
     skip connection, and in models without such blocks a layer. Inputs that need no gradient (images) are left alone.
 
     Args:
-      blocks: paths of the blocks whose input gets the error directly, or all.
-      seed: seed of R; the run's own seed has no part in it.
+      blocks: paths of the blocks whose input gets the output error directly, or all.
+      seed: seed of the random matrices, independent of the run's seed.
     Raises:
       ValueError: a block that the model does not have (when the run starts).
     """

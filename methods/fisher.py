@@ -36,10 +36,10 @@ def fisher(
     F_k and F_k * update_k, whose exact sums are divided. Buffers are averaged with the weights given.
 
     Args:
-      num_examples: the first local examples that count, at most so many.
-      as_in: "fed-mammoth", LIVAR's baseline: true label, times the probability of the true label, summed instead of
-        averaged over all examples, plus 1e-12, not normalised, a_k uniform. That code takes gradients at pixels that
-        were not normalised, other inputs than the model was trained on; raysim takes the model's own inputs.
+      num_examples: largest number of local examples; the first ones are used.
+      as_in: "fed-mammoth", LIVAR's baseline: gradients of the true label, times its probability, summed instead of
+        averaged over all examples, plus 1e-12, not normalised, with uniform a_k. The code takes gradients at pixels
+        that were not normalised, unlike the inputs of training; raysim takes the model's own inputs.
     Degenerate cases: clients of weight 0 do not count; without any other, all stays.
     Raises:
       ValueError: num_examples < 1.

@@ -57,16 +57,18 @@ def flfa(
     so is B, and a warning says that no error passes the layer in that round.
 
     Args:
-      num_layers: size of F; the paper uses 1 and compares 1 to 3.
-      candidates: all linear and convolution layers; "pointwise": 1x1 convolutions and the classifier only; or paths.
-      first_layer: false: the first linear or convolution layer of the model is no candidate.
-      strategy: which S_l to take. "auto" decides once, after the first round: the lowest if S is skewed to the right
-        (its bulk lies at the low end), else the highest.
-      scale: follow the weight's norm by "layer", or "none" (FLFA†).
-      feedback: "random" (FLFA*): a fixed tensor from the layer's default initialiser instead of W^r, the same on all
-        clients; "resampled": a new one every round; "direct" (table 4's DFA): the layer's input gets the output error
-        through a fixed random matrix, as in `dfa`, instead of anything that comes down through the layer. The paper
-        names no details; this is FLFA's rule with e R in the place of B^T δ, and has no scale.
+      num_layers: number of selected layers; the paper uses 1 and compares 1 to 3.
+      candidates: layers that may be selected: all linear and convolution layers; "pointwise": 1x1 convolutions and the
+        classifier only; or paths of layers.
+      first_layer: whether the first linear or convolution layer of the model is a candidate.
+      strategy: layers to select by S_l. "auto" decides once, after the first round: the lowest if S is skewed to the
+        right (its bulk lies at the low end), otherwise the highest.
+      scale: rescaling of the feedback to the weight's norm: one factor for each layer, or "none" (FLFA†).
+      feedback: tensor of the feedback. "round": W^r; "random" (FLFA*): a fixed tensor from the layer's default
+        initialiser, the same on all clients; "resampled": a new random tensor in every round; "direct" (table 4's DFA):
+        the layer's input gets the output error through a fixed random matrix, as in `dfa`, instead of the error that comes down
+        through the layer. The paper gives no details of DFA; here it is FLFA's rule with e R instead of B^T δ, without a
+        scale.
       seed: seed of the random feedback.
     Raises:
       ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates.

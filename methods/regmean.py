@@ -31,8 +31,8 @@ def regmean(
 
     Args:
       shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G as it is. The paper recommends 0.9.
-      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, and G_k is not divided by its number of rows. That code also
-        takes augmented inputs and sums in float32; raysim does not.
+      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, and G_k is not divided by its number of rows. The code also
+        uses augmented inputs and sums in float32; raysim does not.
     Degenerate cases: clients without a step have weight 0; if nobody took one, all stays.
     Raises:
       ValueError: shrink out of range.

@@ -28,8 +28,8 @@ def norm_bounding(*, bound: float | None = None) -> Method:
     (`bounded`).
 
     Args:
-      bound: > 0, in units of the update. None: the median of the norms of the round, which attackers that are fewer than
-        half cannot move beyond the others'.
+      bound: > 0, in units of the update. null: the median of the norms of the round; fewer than half of the clients
+        cannot move it beyond the norms of the others.
     Raises:
       ValueError: bound <= 0.
     """
@@ -58,8 +58,8 @@ def clustering(*, linkage: Literal["single", "complete", "average"] = "single") 
     Degenerate cases: an update of 0 has cosine 0 with all; clients without a step have no vote; if nobody took one, all stays.
 
     Args:
-      linkage: distance of two clusters: of their nearest clients ("single", the paper's), of their farthest ("complete"), or
-        the mean of all pairs ("average").
+      linkage: distance of two clusters: between their nearest clients ("single", the paper), their farthest clients
+        ("complete"), or the mean of all pairs ("average").
     Raises:
       MethodError: in a round, fewer than three clients, of whom no two could outvote the third.
     """
@@ -117,9 +117,10 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
     vote; if nobody took one, all stays.
 
     Args:
-      lower, upper: bounds of the norm over M, 0 < lower <= upper; the paper's 0.1 and 3.
-      share: of the shared parameters whose signs are looked at, in (0, 1], each drawn by itself anew in every round; the
-        paper's 0.1.
+      lower: lower bound of the norm over the median norm, in (0, upper]; 0.1 in the paper.
+      upper: upper bound of the norm over the median norm; 3 in the paper.
+      share: share of the shared parameters whose signs are read, in (0, 1], each drawn independently in every round;
+        0.1 in the paper.
     Raises:
       ValueError: an option out of range.
     """
@@ -161,9 +162,10 @@ def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_00
     a step have no vote; if nobody took one, all stays.
 
     Args:
-      attackers: f, a whole number, or a share below 1 of the clients of a round, rounded up to whole ones.
-      iterations: how often clients are left out, >= 1.
-      coordinates: > 0, how many are drawn on average, each by itself; all, where there are no more.
+      attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
+      iterations: number of times that clients are left out, >= 1.
+      coordinates: > 0, average number of parameters in the sample, each drawn independently; all, if the model has
+        fewer.
     Raises:
       ValueError: an option out of range.
       MethodError: in a round, so few clients that all would be left out.

@@ -37,7 +37,7 @@ def trimmed_mean(*, trim: float = 0.1) -> Method:
     all stays.
 
     Args:
-      trim: what is cut off at each end: a share of the clients below 0.5, rounded up to whole ones, or a whole number.
+      trim: clients cut off at each end: a share below 0.5, rounded up to whole clients, or a whole number.
     Raises:
       ValueError: trim out of range.
       MethodError: in a round, so few clients that nobody is left.
@@ -68,8 +68,8 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
     Degenerate cases: one client is its own median; clients without a step have weight 0; if nobody took one, all stays.
 
     Args:
-      iterations: >= 1. The paper needs a secure sum for each and stops after a few.
-      smoothing: nu > 0, the distance below which clients count alike, in units of the update; the paper's 1e-6.
+      iterations: >= 1. The paper needs a secure sum for each iteration and stops after a few.
+      smoothing: nu > 0, the distance below which clients have equal weight, in units of the update; 1e-6 in the paper.
     Raises:
       ValueError: an option out of range.
     """
@@ -98,8 +98,9 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     nobody took one, the model stays, and so does v.
 
     Args:
-      tau: > 0, in units of the update; well below the distance of attackers, and not below that of honest clients.
-      iterations: >= 1; the paper's experiments do with 1.
+      tau: > 0, in units of the update: well below the distance of attackers, and not below the distance of honest
+        clients.
+      iterations: >= 1; 1 in the paper's experiments.
     Raises:
       ValueError: an option out of range.
     """
@@ -133,8 +134,8 @@ def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
     Degenerate cases: clients without a step have no vote; if nobody took one, all stays.
 
     Args:
-      attackers: f, a whole number, or a share below 1 of the clients of a round, rounded up to whole ones.
-      select: m, how many are averaged.
+      attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
+      select: m, number of clients that are averaged.
     Raises:
       ValueError: an option out of range.
       MethodError: in a round, too few clients: n < 2f + 3 or n < f + m.
@@ -169,7 +170,7 @@ def bulyan(*, attackers: float = 0.1) -> Method:
     Degenerate cases: attackers 0 is the mean of all; clients without a step have no vote; if nobody took one, all stays.
 
     Args:
-      attackers: f, a whole number, or a share below 1 of the clients of a round, rounded up to whole ones.
+      attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
     Raises:
       ValueError: attackers out of range.
       MethodError: in a round, n < 4f + 3.

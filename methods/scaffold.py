@@ -47,7 +47,7 @@ def scaffold(
 
     Args:
       server_lr: step of the server, > 0; 1 in the paper's experiments and in FedVG's tables.
-      option: "ii" is the one of the paper's experiments; "i" costs one more pass over the local data.
+      option: update of c_i. "ii" is used in the paper's experiments; "i" costs one more pass over the local data.
       as_in: "fl-bench" takes the rule behind FedVG's tables, and needs option ii; "niid-bench" averages by examples.
     Raises:
       ValueError: server_lr <= 0.

@@ -52,13 +52,16 @@ def univarfl(
     task. Features of a sequence count as one vector, position after position.
 
     Args:
-      mu, lam: strengths of the energy L_HE and of the variance term L_V, >= 0; lam null: D/4.
-      eps, form: of the energy. "masked", without i = j; "literal", eq. 3 with i = j.
+      mu: strength of the energy L_HE, >= 0.
+      lam: strength of the variance term L_V, >= 0; null: D/4.
+      eps: constant epsilon of the energy.
+      form: pairs of the energy: "masked" leaves out i = j; "literal" includes i = j, as in eq. 3.
       variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.
-      spread, uniformity: "deviation" (standard deviation; unbiased there) and "kernel" (see `gaussian_kernel`) are the
-        terms of FedUV, which this method descends from (Son et al., CVPR 2024).
-      warmup: mu grows over this many rounds (ours): mu min(1, t / warmup) in round t, counted from 0. With 0 it is whole
-        from the start. lam does not wait.
+      spread: "variance", or "deviation": the standard deviation of FedUV's first term, which is unbiased in FedUV (Son
+        et al., CVPR 2024).
+      uniformity: "energy", or "kernel": the Gaussian kernel of FedUV's second term, see `gaussian_kernel`.
+      warmup: number of rounds over which mu grows (ours): mu min(1, t / warmup) in round t, counted from 0. With 0, mu
+        is whole from the start. lam has no warm-up.
     Raises:
       ValueError: mu or lam < 0, eps <= 0, warmup < 0.
     """

@@ -48,21 +48,22 @@ def livar(
     round starts from sum lambda_i A_i and sum lambda_i B_i, since eq. 3 has a higher rank than one pair of factors.
 
     Args:
-      components: "lora" or "head" alone leave the other part to n_i-weighted averaging; "head" needs no adapters, and
-        scores, as averaging does, the product of averaged factors.
-      layers: "examples" puts lambda_i = n_i / sum n into eq. 3 and leaves all else as it is: the paper's ablation of
-        layer importance (table 4) with one change at a time.
-      table: the released code's constants, or the paper's; three rows of your own; or a mapping of table
-        and cuts, as in the YAML that `raysim calibrate` writes for a run's `base:`. "online", ours, has no table: lambda
-        comes from the server's validation set in every round, see `methods/livar/online.py`. No importance is counted; it
-        costs one gradient over that set a round and, a layer, the factors' inner products.
-      variance: over the correctly classified local examples (the paper). "released" is the released code's: over
-        all, with the features that the model without its adapters has of pixels that were not normalised, whatever was
-        learnt; the head's weights are then the same in every round, and a class without two examples at any client
+      components: part that LIVAR merges: "lora", "head" or both. The other part is averaged by n_i. "head" needs no
+        adapters, and scores the product of averaged factors, as averaging does.
+      layers: source of the coefficients. "examples" sets lambda_i = n_i / sum n in eq. 3 and changes nothing more: the
+        paper's ablation of layer importance (table 4), one change at a time.
+      table: "released" or "paper": the constants of the released code or of the paper; three rows of your own; or a
+        mapping of table and cuts, as `raysim calibrate` writes it for the `base:` of a run. "online" (ours) has no
+        table: lambda comes from the server's validation set in every round, see `methods/livar/online.py`. It counts no
+        importance, and costs one gradient over the validation set a round and the inner products of the factors of each
+        layer.
+      variance: examples and features of the variance. "correct": the correctly classified local examples (the paper).
+        "released": all local examples, with features of the model without its adapters, from pixels that were not
+        normalised. The head's weights are then the same in every round, and a class without two examples at any client
         keeps its row.
-      evaluate: the scored model has the products of eq. 3 ("merged"), products weighted by n_i / sum n ("code"), or what
-        is broadcast ("factors"). "code" is the released form: there both positions of the switch for layer importance
-        score sum (n_i / n) B_i A_i, and lambda reaches the next round only.
+      evaluate: adapters of the scored model: the products of eq. 3 ("merged"), products weighted by n_i / sum n
+        ("code"), or the broadcast factors ("factors"). "code" is the released form, which scores sum (n_i / n) B_i A_i
+        with and without layer importance, so that lambda only reaches the next round.
     The released form is {variance: released, evaluate: code}, with layers: examples where its switch is off.
     Degenerate cases: equal importances give 1/K. A class without two usable examples at any client falls back to the
     variances of all examples, then to class counts; a class that nobody has keeps its row. Clients without a step get

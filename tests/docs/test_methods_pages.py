@@ -31,19 +31,22 @@ RESULT = re.compile(r"\d+\.\d+ ± \d+\.\d+")
 def test_every_method_is_on_one_page():
     named = Counter(block[1] for text in TEXTS.values() for block in BLOCK.finditer(text))
     assert named == Counter(METHODS.keys())
-    assert [path.stem for path in TEXTS] == sorted([*STUDIES, "baselines", *OWN_PAGE.values(), "robustness"])
 
 
 def test_baselines_stand_in_the_groups_of_the_code():
-    pages = TEXTS[PAGES / "baselines.md"] + TEXTS[PAGES / "robustness.md"]
-    rows = re.findall(r"^\| \[(.+)\]\(#.+\) \| (.+) \|$", pages, re.MULTILINE)
-    assert {title: names.replace("`", "").split(", ") for title, names in rows} == {
-        title: [make.__name__ for make in group] for title, group in list(GROUPS.items())[1:] if title not in OWN_PAGE
-    }
+    overviews = TEXTS[PAGES / "baselines.md"] + TEXTS[PAGES / "robustness.md"]
+    rows = re.findall(r"^\| \[(.+)\]\((\w+\.md)\S*\) \| (.+) \|$", overviews, re.MULTILINE)
+    groups = {title: [make.__name__ for make in group] for title, group in GROUPS.items()}
+    assert groups.pop("The four papers") == list(STUDIES)
     for title, page in OWN_PAGE.items():
-        named = [block[1] for block in BLOCK.finditer(TEXTS[PAGES / f"{page}.md"])]
-        assert named == [make.__name__ for make in GROUPS[title]]
-    assert [make.__name__ for make in GROUPS["The four papers"]] == list(STUDIES)
+        assert methods_on(f"{page}.md") == groups.pop(title)
+    assert {title: names.replace("`", "").split(", ") for title, _, names in rows} == groups
+    for title, page, _ in rows:
+        assert [name for name in methods_on(page) if name in groups[title]] == groups[title]
+
+
+def methods_on(page: str) -> list[str]:
+    return [block[1] for block in BLOCK.finditer(TEXTS[PAGES / page])]
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
@@ -67,13 +70,16 @@ def test_results_are_those_of_our_study(name: str):
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
 def test_links_and_pictures_are_there(path: Path):
-    text, targets = TEXTS[path], re.findall(r"\]\(([^)\s]+)\)", TEXTS[path])
-    headings = {re.sub(r"[^\w\s-]", "", line[1]).strip().lower().replace(" ", "-") for line in HEADING.finditer(text)}
-    for target in targets:
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif not target.startswith("https://"):
-            assert (path.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[path]):
+        if not target.startswith("https://"):
+            name, _, heading = target.partition("#")
+            page = path.parent / name if name else path
+            assert page.exists(), target
+            assert not heading or heading in headings_of(page.read_text()), target
+
+
+def headings_of(text: str) -> set[str]:
+    return {re.sub(r"[^\w\s-]", "", line[1]).strip().lower().replace(" ", "-") for line in HEADING.finditer(text)}
 
 
 def test_recipes_are_there():
@@ -82,7 +88,7 @@ def test_recipes_are_there():
         section = text.partition("## Recipes\n")[2].partition("\n## ")[0]
         named = re.findall(rf"\b{path.stem}/(\w+)", section)
         assert {f"{path.stem}/{name}" for name in named} <= shipped, path
-        assert named or path.stem in ("baselines", "robustness", *OWN_PAGE.values())
+        assert named or path.stem not in STUDIES
 
 
 def test_every_option_has_a_meaning():
