@@ -17,7 +17,6 @@ from filelock import FileLock
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.base.errors import RaysimError
-from raysim.data.shard_files import write_serially
 from raysim.engine.ray.session import LOSSES, Actor, this_node
 from raysim.folders.files import file_digest, partial_file
 
@@ -33,6 +32,8 @@ def write_shards(plan: ShardPlan) -> Iterator[Filled]:
 
     A set of one window has nothing to do in parallel: this process writes the shards before Ray Data would have started.
     """
+    from raysim.data.shard_files import write_serially
+
     if len(list(islice(plan.windows(), 2))) < 2:
         yield from write_serially(plan)
         return
