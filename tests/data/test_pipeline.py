@@ -83,3 +83,18 @@ def test_shards_are_built_though_others_have_all_cpus(root, tmp_path, ray_cluste
         builder.join(120)
         assert found, "it waits for a CPU"
     assert files(found[0]) == files(build_shards(manifest, tmp_path / "one"))
+
+
+def test_only_sets_of_several_windows_are_sharded_by_ray_data(root, tmp_path, ray_cluster, monkeypatch):
+    from raysim.data import pipeline, shard_files
+    from raysim.engine.ray.shards import write_shards
+
+    calls, original = [], pipeline.write_with_ray_data
+    monkeypatch.setattr(pipeline, "write_with_ray_data", lambda plan: calls.append(plan) or original(plan))
+    manifest = manifest_of(root, {"resize": 12})
+    one = files(build_shards(manifest, tmp_path / "one", write_shards))
+    assert calls == []
+    for name in ("LEAST_WINDOW", "MOST_WINDOW"):
+        monkeypatch.setattr(shard_files, name, 50_000)
+    assert files(build_shards(manifest, tmp_path / "two", write_shards)) == one
+    assert len(calls) == 1
