@@ -31,11 +31,11 @@ AREAS = ("methods", *(f"raysim/{room}" for room in ("training", "engine", "plan"
 #: Least number of slips of an area, as a share of all.
 LEAST = 0.1
 
-#: Seconds of tests, as they took without a slip, that a slip is tried against.
-TESTS_S = 60
+#: Seconds of tests, as they took without a slip, that a slip is tried against: first few, since most slips are noticed at once.
+TESTS_S = (5, 60)
 
 #: Seconds after which the tests of a slip are ended: it hangs, and that is noticed.
-LIMIT_S = 240
+LIMIT_S = 300
 
 #: What a token may become. `not` and `~` go.
 SLIPS: dict[str, tuple[str, ...]] = {
@@ -164,10 +164,10 @@ def costs_of(file: Path) -> list[Cost]:
     return sorted((Cost(name, wall_s, lines) for name, wall_s, _, lines in records), key=lambda test: test.wall_s)
 
 
-def relevant_tests(slip: Slip, costs: list[Cost]) -> list[str]:
-    """Return tests that execute the slip's line, then those that execute others of its file, at most `TESTS_S` seconds."""
+def relevant_tests(slip: Slip, costs: list[Cost], seconds: float) -> list[str]:
+    """Return tests that execute the slip's line, then those that execute others of its file, for so many seconds."""
     near = [test for test in costs if slip.file in test.lines]
-    chosen, left = [], float(TESTS_S)
+    chosen, left = [], seconds
     for test in sorted(near, key=lambda test: slip.line not in test.lines[slip.file]):
         if test.wall_s <= left:
             chosen.append(test.name)
@@ -217,12 +217,14 @@ def main() -> int:
 
 def _verdict(tree: Path, slip: Slip, costs: list[Cost]) -> str:
     """Return the test that notices a slip, "" if none does. Tests that fail in the copied tree without a slip are dropped."""
-    content, tests = slip.of((PROJECT / slip.file).read_text()), relevant_tests(slip, costs)
-    while tests and not passes(tree, tests, LIMIT_S, slip.file, content):
-        failed = _first_failure(tree / OUTPUT)
-        if failed not in tests or passes(tree, [failed], LIMIT_S):
-            return failed
-        tests.remove(failed)
+    content = slip.of((PROJECT / slip.file).read_text())
+    for seconds in TESTS_S:
+        tests = relevant_tests(slip, costs, seconds)
+        while tests and not passes(tree, tests, LIMIT_S, slip.file, content):
+            failed = _first_failure(tree / OUTPUT)
+            if failed not in tests or passes(tree, [failed], LIMIT_S):
+                return failed
+            tests.remove(failed)
     return ""
 
 

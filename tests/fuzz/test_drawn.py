@@ -42,7 +42,7 @@ def test_tests_of_the_line_come_first_then_cheap_ones_of_the_file(tmp_path):
     }
     records = (json.dumps([name, wall_s, 0, executed]) for name, (wall_s, executed) in lines.items())
     (tmp_path / "costs").write_text("\n".join(records))
-    assert relevant_tests(Slip("f.py", 7, 0, "<", ">"), costs_of(tmp_path / "costs")) == ["d", "a", "b"]
+    assert relevant_tests(Slip("f.py", 7, 0, "<", ">"), costs_of(tmp_path / "costs"), 60) == ["d", "a", "b"]
 
 
 @pytest.mark.parametrize(
