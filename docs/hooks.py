@@ -199,7 +199,9 @@ def _shown(data: Mapping[str, Any]) -> str | None:
     """A picture or a table of an output; empty for a display that was cleared, None for text."""
     if image := data.get("image/png"):
         return f"![output](data:image/png;base64,{''.join(image.split())})"
-    return "".join(data["text/html"]) if "text/html" in data else None
+    if "text/html" in data:  # a table gets the site's style, not a frame of pandas
+        return "".join(data["text/html"]).replace('<table border="1" class="dataframe">', "<table>")
+    return None
 
 
 def _text_block(lines: list[str]) -> Iterator[str]:
