@@ -1,20 +1,20 @@
 # shellcheck shell=bash
 # The environment of every node, sourced before `ray start` (and by ~/.bashrc, so that `ray submit` has it, too).
-# Set a variable before this file is sourced to have another value.
+# To change a value, set the variable before this file is sourced.
 
-# Folder that all nodes share: relative `storage` and `data.root` begin here (runs in $RAYSIM_HOME/runs).
+# Folder that all nodes share: relative `storage` and `data.root` begin in it (runs in $RAYSIM_HOME/runs).
 export RAYSIM_HOME="${RAYSIM_HOME:-/mnt/raysim}"
 
 # Every request to Ray needs the token of ~/.ray/auth_token; `ray get-auth-token --generate` makes one.
 export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
 
-# `ray job stop` sends SIGTERM and kills after so many seconds (3 by default): a run finishes its round and writes a
-# checkpoint in between. Make it longer than a round; a run that is killed goes on from its last periodic checkpoint.
+# `ray job stop` sends SIGTERM, and kills after this number of seconds (3 by default): the run finishes its round and writes a
+# checkpoint in between. The time should exceed a round; a killed run resumes from its last periodic checkpoint.
 export RAY_JOB_STOP_WAIT_TIME_S="${RAY_JOB_STOP_WAIT_TIME_S:-120}"
 
 export RAY_USAGE_STATS_ENABLED="${RAY_USAGE_STATS_ENABLED:-0}"
 
-# Fixed ports, so that a firewall between the nodes can be exact: 6379, 8076 to 8081, 10001, 10100 to 10999.
+# Fixed ports, for exact firewall rules between the nodes: 6379, 8076 to 8081, 10001, 10100 to 10999.
 # The dashboard (8265) listens on the head's loopback only; `ray dashboard CLUSTER.yaml` forwards it through ssh.
 RAYSIM_NODE_PORTS="--object-manager-port=8076 --node-manager-port=8077 --dashboard-agent-listen-port=8078"
 RAYSIM_NODE_PORTS+=" --dashboard-agent-grpc-port=8079 --runtime-env-agent-port=8080 --metrics-export-port=8081"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Slurm: one run on the nodes of one allocation. From the folder of the clone, on a file system that all nodes share:
 #   RAYSIM_HOME=/shared/raysim sbatch cluster/slurm.sh CONFIG [a.b=c ...]      (see cluster/README.md)
-# Five minutes before the time limit, or when it is preempted, the run writes a checkpoint and is queued again; give it a
-# name, so that it goes on there.
+# Five minutes before the time limit, or on preemption, the run writes a checkpoint and is requeued. A run needs a name
+# to resume from the checkpoint.
 #SBATCH --job-name=raysim
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -13,7 +13,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=raysim-%j.log
-# `ray symmetric-run` ends every Ray of yours on its nodes when it is done, and refuses to start beside one.
+# `ray symmetric-run` ends every Ray of the user on its nodes at its end, and refuses to start beside another Ray.
 #SBATCH --exclusive
 set -euo pipefail
 
@@ -28,7 +28,7 @@ export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 # Seconds that the nodes wait for each other: Python from a shared file system can be slow to start.
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 
-# What belongs to this job alone: a token, the driver's process id, ports, and a folder for Ray on each node.
+# Resources of this job: a token, the driver's process id, ports, and a folder for Ray on each node.
 mkdir -p "$RAYSIM_HOME"
 private=$(mktemp -d "$RAYSIM_HOME/.slurm-$SLURM_JOB_ID-XXXXXX")
 trap 'rm -rf "$private"' EXIT
@@ -37,7 +37,7 @@ export RAY_AUTH_TOKEN_PATH="$private/token"
 base=$((10000 + SLURM_JOB_ID % 220 * 100)) # below the ports that outgoing connections get
 nodes=${SLURM_JOB_NUM_NODES:-1}
 
-# The first node runs this script and the head. An address of its own, not a loopback one, if there are others.
+# The first node runs this script and the head. With several nodes, the head needs an address that is not loopback.
 head_ip=${RAYSIM_HEAD_IP:-$(hostname --ip-address | tr ' ' '\n' | grep -v -e '^127\.' -e : | head -n 1 || true)}
 if [ -z "$head_ip" ]; then
     if [ "$nodes" -gt 1 ]; then
@@ -58,7 +58,7 @@ stop() {
 }
 trap stop TERM
 
-# Only the driver is signalled: a TERM to `ray symmetric-run` or to Ray itself would end them under the run.
+# Only the driver is signalled: a TERM to `ray symmetric-run` or to Ray would end both while the run still needs them.
 # shellcheck disable=SC2016
 srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
     ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$nodes" \
@@ -75,7 +75,7 @@ wait "$step" || status=$?
 while [ -n "$is_signalled" ]; do # the signal ended `wait`, not the run
     is_signalled='' again=0
     wait "$step" || again=$?
-    if [ "$again" -ne 127 ]; then # 127: there was nothing left to wait for
+    if [ "$again" -ne 127 ]; then # 127: no process is left to wait for
         status=$again
     fi
 done

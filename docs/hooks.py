@@ -175,21 +175,39 @@ def _values(key: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
 
 
 def notebook_parts(notebook: Mapping[str, Any]) -> Iterator[str]:
-    """The cells of a notebook as Markdown, with their outputs where it has some."""
+    """The cells of a notebook as Markdown, with their outputs; consecutive lines of text are one block."""
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] != "code":
             yield source
             continue
         yield f"```python\n{source}\n```"
+        lines: list[str] = []
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if image := data.get("image/png"):
-                yield f"![output](data:image/png;base64,{''.join(image.split())})"
-            elif page := data.get("text/html"):
-                yield "".join(page)
-            elif text := output.get("text") or data.get("text/plain"):
-                yield f"```text\n{''.join(text).rstrip()}\n```"
+            shown = _shown(data)
+            if shown is None:
+                lines += "".join(output.get("text") or data.get("text/plain") or "").rstrip().splitlines()
+                continue
+            yield from _text_block(lines)
+            lines = []
+            yield shown
+        yield from _text_block(lines)
+
+
+def _shown(data: Mapping[str, Any]) -> str | None:
+    """A picture or a table of an output; empty for a display that was cleared, None for text."""
+    if image := data.get("image/png"):
+        return f"![output](data:image/png;base64,{''.join(image.split())})"
+    if "text/html" in data:  # a table gets the site's style, not a frame of pandas
+        return "".join(data["text/html"]).replace('<table border="1" class="dataframe">', "<table>")
+    return None
+
+
+def _text_block(lines: list[str]) -> Iterator[str]:
+    """Lines of text as a block whose long lines wrap (site.css)."""
+    if text := "\n".join(lines).strip("\n"):
+        yield f"``` {{.text .output}}\n{text}\n```"
 
 
 #: An equation as the extension arithmatex leaves it.

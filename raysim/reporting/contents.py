@@ -110,7 +110,7 @@ class ReportContents:
 
 
 #: What stands above the table of the other accuracy.
-CHOSEN = "The same runs. The best round is chosen with a look at the test set; the last one is not."
+CHOSEN = "The same runs. The best round is selected on the test set; the last round is not."
 
 #: How the published tables call the unit of relative times.
 TIMES = ("time_rel_fedavg",)
@@ -144,8 +144,8 @@ def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Se
       rows: the label of the rows.
     """
     caption = (
-        f"Mean seconds of training in a round divided by the seconds of {baseline} with the same seed: without the first "
-        "round, without aggregation and evaluation. Runs that shared a machine disturbed each other."
+        f"Mean training seconds per round divided by the seconds of {baseline} with the same seed; the first round, "
+        "aggregation and evaluation are excluded. Runs on a shared machine disturb each other's times."
     )
     for table in tables:
         lines: list[Line] = []
@@ -214,8 +214,8 @@ def averages(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
         return Entry(f"{average.mean:.{digits}f}{few}", "best" if is_first else "")
 
     caption = (
-        f"Mean of the means above over {max(average.n for average in best.values())} tables, each weighing the same; "
-        f"the {tables[0].metric.first} **bold**, among the rows that all of them have."
+        f"Mean of the means above over {max(average.n for average in best.values())} tables with equal weight; "
+        f"the {tables[0].metric.first} **bold**, among the rows in all tables."
     )
     header = [rows, *(heading(tables[0].names, column, tables[0].metric.quantity) for column in best)]
     lines = [(row, tuple(entry(row, column) for column in best)) for row in all_rows(tables)]
@@ -264,8 +264,8 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[E
       target: accuracy in percent, or the row whose mean accuracy in the same column it is.
     """
     caption = (
-        "Up to the first evaluated round at that accuracy on the test set: rounds, megabytes between server and clients, "
-        "seconds of whole rounds; mean ± standard deviation over the seeds that reached it, with their number where some "
+        "Rounds, megabytes between server and clients, and seconds of complete rounds until the first evaluated round with "
+        "this test accuracy; mean ± standard deviation over the seeds that reached the accuracy, with their number if some "
         "did not."
     )
     for table in tables:
@@ -379,5 +379,7 @@ def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) 
             lines.append((block, tuple(Entry(accuracy(cell.mean, cell.std) if cell else "-") for cell in found)))
             lines += published_line(map(published_text, found))
         if lines:
-            caption = f"Percent of FLFA's choices in each layer block, runs weighing equally; a column for each {rows}."
+            caption = (
+                f"Percent of FLFA's choices in each layer block, with equal weight for all runs; one column per {rows}."
+            )
             yield Extra(f"Layers chosen: {table.title}", caption, ["layer block", *header], lines)

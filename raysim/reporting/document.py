@@ -115,7 +115,9 @@ def _tables(report: ReportContents) -> str:
     first = report.measure.first.capitalize()
     better = f" ({report.measure.better})" if report.measure.better else ""
     parts = [f"## {report.heading}: {deviation}\n"]
-    parts.append(f"{first} mean{better} **bold**, the next <u>underlined</u>, in each column; equal ones alike.\n")
+    parts.append(
+        f"{first} mean{better} **bold**, the second <u>underlined</u>, in each column; equal means are marked alike.\n"
+    )
     for table in report.tables:
         parts += [f"### {table.title}\n", markdown(header_of(table, report.group.rows), lines_of(table))]
     return "\n".join(parts)
@@ -131,19 +133,19 @@ def _significance(report: ReportContents) -> str:
         return f"## Significance\n\nNothing was tested: {reason}.\n"
     parts = [
         "## Significance\n",
-        f"Exact one-sided Wilcoxon signed-rank tests, level {LEVEL:g} (bold): each by itself, and below it adjusted by Holm's "
-        "method for all tests of its table. Upper bounds are not tested. Equal pairs are dropped; `=` marks tied "
-        "differences, which share their mean rank. With n pairs no p below 1/2^n can come out: 1/32 = 0.031 with five, so "
-        "that fewer than five pairs cannot reach the level.\n",
-        "Below the tests stand the mean paired differences with their 95 % intervals by Student's t, which takes the differences "
-        "for normal (bold: without 0; not adjusted), and d, the mean over the standard deviation of the differences.\n",
+        f"Exact one-sided Wilcoxon signed-rank tests, level {LEVEL:g} (bold): each test alone, and below it adjusted by Holm's "
+        "method for all tests of the table. Upper bounds are not tested. Equal pairs are dropped; `=` marks tied "
+        "differences, which share their mean rank. With n pairs, p cannot be below 1/2^n: 1/32 = 0.031 with five, so "
+        "fewer than five pairs cannot reach the level.\n",
+        "Below the tests are the mean paired differences with 95 % intervals by Student's t, which assumes normal differences "
+        "(bold: the interval excludes 0; not adjusted), and d, the mean divided by the standard deviation of the differences.\n",
     ]
     if report.by_table:
         pairs = "; ".join(table.title for table in report.tables)
-        parts.append(f"### Over tables\n\nPaired are the means in the same column of: {pairs}.\n")
+        parts.append(f"### Over tables\n\nPairs are means in the same column of: {pairs}.\n")
         parts.append(_p_table(report.by_table, report))
     for title, tests in report.by_seed.items():
-        parts.append(f"### Over seeds: {title}\n\nPaired are the numbers of runs with the same seed.\n")
+        parts.append(f"### Over seeds: {title}\n\nPairs are runs with the same seed.\n")
         parts.append(_p_table(tests, report))
     return "\n".join(parts)
 
@@ -156,7 +158,7 @@ def _p_table(comparisons: Sequence[Comparison], report: ReportContents) -> str:
     n = f"n = {min(used)}" if len(used) == 1 else f"n = {min(used)} to {max(used)}"
     equal = f"; {dropped} equal pair{'s' if dropped > 1 else ''} dropped" if dropped else ""
     tests, sizes = (markdown(*form(comparisons, names, report.measure)) for form in (p_values, effects))
-    return f"{tests}\n{n}{equal}; the smallest p that can come out is {smallest:.4f}.\n\n{sizes}"
+    return f"{tests}\n{n}{equal}; the smallest possible p is {smallest:.4f}.\n\n{sizes}"
 
 
 def _missing(report: ReportContents) -> str:
@@ -195,9 +197,9 @@ def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
       changed: settings that are not those of the recipe that has the published numbers.
     """
     reasons = {
-        "The tables name what ran. Such scaled-down runs only show that the recipe works; the numbers that the paper prints for "
-        "the whole experiment stand in lines of their own.": misnamed,
-        "The recipe is that of the published numbers, which belong to another experiment.": changed,
+        "The tables show the actual settings. Scaled-down runs only show that the recipe works; the numbers that the paper "
+        "prints for the whole experiment are in separate lines.": misnamed,
+        "The published numbers belong to the settings of the recipe, which differ.": changed,
     }
     return [f"NOT the labelled experiment: {'; '.join(what)}. {why}" for why, what in reasons.items() if what]
 
@@ -232,7 +234,7 @@ def winners(tables: Sequence[Table], subject: str | None) -> str:
 def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     contests = [(table, column) for table in tables for column in table.columns if len(table.competing(column)) > 1]
     if not contests:
-        return "No column holds two rows that could be compared."
+        return "No column has two comparable rows."
     rows = [row for row in all_rows(tables) if any(row in table.rows and row not in table.bounds for table in tables)]
     first: dict[str, list[Contest]] = {row: [] for row in rows}  # alone
     tied, second = ({row: 0 for row in rows} for _ in range(2))
@@ -266,7 +268,7 @@ def _told_apart(first: Mapping[str, Sequence[Contest]]) -> str:
     best = {row: sum(leads(table, row, column) for table, column in contests) for row, contests in first.items()}
     named = ", ".join(f"{row} in {count}" for row, count in best.items() if count)
     if not named:
-        return f"Tests over seeds tell none of these leads from chance (p < {LEVEL:g}), so no row is called best."
+        return f"No lead is significant in tests over seeds (p < {LEVEL:g}), so no row is called best."
     return f"Best, by tests over seeds against every other row (p < {LEVEL:g}): {named}."
 
 
@@ -275,11 +277,11 @@ def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
     columns = [table.column_cells(column) for table in tables for column in table.columns]
     gains = [difference(cells[subject], cells[baseline]) for cells in columns if {subject, baseline} <= cells.keys()]
     if not gains:
-        return f"No column holds both {subject} and {baseline}."
+        return f"No column has both {subject} and {baseline}."
     metric = tables[0].metric
     mean, low, high = (with_sign(value, metric.digits) for value in (float(np.mean(gains)), min(gains), max(gains)))
     unit, more = " points" if metric.is_share else "", f" (from {low} to {high})" if len(gains) > 1 else ""
-    where = f"over {len(gains)} columns" if len(gains) > 1 else "in the one column that holds both"
+    where = f"over {len(gains)} columns" if len(gains) > 1 else "in the only column with both"
     return f"{subject} differs from {baseline} by {mean}{unit} on average{more} {where}."
 
 
@@ -330,7 +332,7 @@ def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_
     if sentences and len({item.method for item in comparisons}) == 1:
         sentences.append(_other_way(comparisons, names))
     if sentences and not any(0.5**item.result.num_pairs < LEVEL for item in comparisons):
-        sentences.append("With fewer than five pairs no test can reach the level.")
+        sentences.append("With fewer than five pairs, no test can reach the level.")
     return " ".join(sentences)
 
 
@@ -342,9 +344,9 @@ def _other_way(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
         if item.reverse.is_significant:
             by_row.setdefault(item.other, []).append(item)
     if not by_row:
-        return f"The other way round, no row is significantly better than {method}."
+        return f"In the opposite direction, no row is significantly better than {method}."
     named = "; ".join(f"{row}{_at(items, names)}" for row, items in by_row.items())
-    return f"The other way round, significantly better than {method}: {named}."
+    return f"In the opposite direction, significantly better than {method}: {named}."
 
 
 def _at(items: Sequence[Comparison], names: Sequence[str]) -> str:

@@ -195,7 +195,7 @@ def test_conclusions_by_hand(runs):
     assert changed.startswith("NOT the labelled experiment: rounds = 10 (recipe: 200); ")
     assert best == (
         "FedVG has the highest mean in 2 of 2 columns and the second highest in 0. "
-        "Tests over seeds tell none of these leads from chance (p < 0.05), so no row is called best."
+        "No lead is significant in tests over seeds (p < 0.05), so no row is called best."
     )
     assert gain == "FedVG differs from FedAvg by +6.00 points on average (from +5.00 to +7.00) over 2 columns."
     assert "FedVG is nowhere significantly better than FedAvg, FedProx" in tested
@@ -219,7 +219,7 @@ def test_joint_rows_are_named_as_the_bound_and_not_ranked(tmp_path):
     }  # fmt: skip
     want = (
         "FedVG has the highest mean in 1 of 2 columns (alpha = 0.1) and the second highest in 1; also highest: FedAvg in 1. "
-        "Tests over seeds tell none of these leads from chance (p < 0.05), so no row is called best. "
+        "No lead is significant in tests over seeds (p < 0.05), so no row is called best. "
         "Upper bound, trained on all examples together and not ranked: Joint."
     )
     assert winners([table], "FedVG") == want

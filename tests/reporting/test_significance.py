@@ -119,14 +119,14 @@ def test_over_seeds_pairs_runs_of_the_same_seed(tmp_path):
 
 def test_few_seeds_are_said_to_be_too_few(runs, tmp_path):
     text = write(make_report([runs], {"figures": []}), tmp_path / "out").read_text()
-    assert "fewer than five pairs no test can reach" in text
+    assert "fewer than five pairs, no test can reach" in text
     assert "| FedVG \\> FedAvg | 0.1250 (n=3) | 0.5000 (n=1) |" in text
 
 
 def test_no_baseline_beats_fedvg_is_computed_on_runs_as_on_published_means(tmp_path):
     """Section 5.1 of FedVG: no baseline significantly outperforms it."""
     said = conclusions(published_report({"published": ["fedvg_table_A3", "fedvg_table_A4"], "against": "FedVG"}))
-    assert any("The other way round, no row is significantly better than FedVG." in line for line in said)
+    assert any("In the opposite direction, no row is significantly better than FedVG." in line for line in said)
     up = [0.61, 0.62, 0.63, 0.64, 0.65]
     scores = {("FedVG", 0.1): up, ("FedAvg", 0.1): [value - 0.01 * (1 + value) for value in up]}
     worse = {("FedVG", 1.0): [0.3] * 5, ("FedAvg", 1.0): up}
@@ -135,7 +135,7 @@ def test_no_baseline_beats_fedvg_is_computed_on_runs_as_on_published_means(tmp_p
         ("one", scores | worse, "significantly better than FedVG: FedAvg at alpha = 1"),
     ):
         report = make_report([sweep(tmp_path / name, values, {"columns": ["alpha"]})], {"against": "FedVG"})
-        assert any(f"The other way round, {wanted}." in line for line in conclusions(report))
+        assert any(f"In the opposite direction, {wanted}." in line for line in conclusions(report))
 
 
 def test_the_command_lines_baseline_goes_before_a_recipes_subject(runs):
