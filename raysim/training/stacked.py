@@ -65,6 +65,7 @@ class Stacker:
         settings, layout = self.settings, self.layout
         return (
             settings.stack == "auto"
+            and not settings.compile
             and self.task is CLASSES
             and settings.is_bare_descent
             and settings.precision == "float32"

@@ -89,6 +89,7 @@ def test_who_is_stacked_with_whom():
     "other",
     [
         {"stack": "off"},
+        {"compile": True},
         {"batch_size": 32},
         {"momentum": 0.5},
         {"weight_decay": 0.1},
