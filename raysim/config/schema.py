@@ -73,8 +73,8 @@ class LocalGroup(Group):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
     ] = key(
         "auto",
-        "auto: up to 8 clients of a client block train at once if the network is tiny and dense, the optimiser plain SGD and "
-        "batch_size at most 16; rounding differs; no effect beside compile",
+        "auto: clients of a client block, on a CPU up to 8, train at once if the network is tiny and dense, the optimiser plain "
+        "SGD and batch_size at most 16; rounding differs; no effect beside compile",
     )
 
     @model_validator(mode="after")
