@@ -281,9 +281,15 @@ def compiled(
 
     # PyTorch counts recompilations by code object, and compiles nothing more after eight: each model has a count of its own.
     forward.__code__ = forward.__code__.replace()
-    name = "inductor" if backend is True else str(backend)
-    mode = "reduce-overhead" if backend is True and device.type == "cuda" else None
-    graph = torch.compile(forward, backend=name, mode=mode, dynamic=False)
+    if backend is True:
+        from torch._inductor import list_options
+
+        # Kernels that are chosen by timing round differently from run to run; older versions of PyTorch have no such option.
+        options = {"triton.cudagraphs": device.type == "cuda", "deterministic": True}
+        options = {name: value for name, value in options.items() if name in list_options()}
+        graph = torch.compile(forward, options=options, dynamic=False)
+    else:
+        graph = torch.compile(forward, backend=str(backend), dynamic=False)
     return lambda inputs: (graph if len(inputs) == batch_size else forward)(inputs)
 
 

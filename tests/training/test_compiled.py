@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
@@ -96,6 +97,24 @@ def test_trainers_on_ray_have_the_same_bits(root, ray_pools):
     plan = plan_of(root, HOOKS, rounds=2, local={"compile": "eager"})
     expected = run(plan_of(root, HOOKS, rounds=2), root).params_sha256()
     assert {run(plan, root, pool).params_sha256() for pool in ray_pools(plan)} == {expected}
+
+
+@pytest.mark.slow
+def test_a_trainer_on_ray_may_compile_for_as_long_as_it_takes(root, tmp_path, ray_cluster, monkeypatch):
+    limits = []
+
+    def noted(*_, client_timeout_s, **__):
+        limits.append(client_timeout_s)
+        raise Stopped
+
+    monkeypatch.setattr("raysim.engine.ray.server.RayServer", noted)
+    for backend in (False, "eager"):
+        plan = plan_of(
+            root, name=str(backend), storage=str(tmp_path), resources={"backend": "ray"}, local={"compile": backend}
+        )
+        with pytest.raises(Stopped):
+            execute(plan)
+    assert limits == [None, math.inf]
 
 
 @pytest.mark.slow
