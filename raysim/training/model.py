@@ -285,9 +285,10 @@ def compiled(
         from torch._inductor import list_options
 
         # Kernels that are chosen by timing round differently from run to run; older versions of PyTorch have no such option.
-        options = {"triton.cudagraphs": device.type == "cuda", "deterministic": True}
-        options = {name: value for name, value in options.items() if name in list_options()}
-        graph = torch.compile(forward, options=options, dynamic=False)
+        wanted, offered = {"triton.cudagraphs": device.type == "cuda", "deterministic": True}, list_options()
+        graph = torch.compile(
+            forward, options={name: wanted[name] for name in wanted if name in offered}, dynamic=False
+        )
     else:
         graph = torch.compile(forward, backend=str(backend), dynamic=False)
     return lambda inputs: (graph if len(inputs) == batch_size else forward)(inputs)
