@@ -32,8 +32,8 @@ FULL_FOLDERS: dict[str, int] = {}
 #: Keys of a configuration. A new one takes the place of another, or raises this with a reason; the
 #: last: data.fraction, for quick tries on a part of a set, data.scale_targets, without which costs in EUR diverge, and
 #: progress, for numbers that a method is for, and resources.device, without which a run cannot be held to one kind of
-#: device, on which its bits depend.
-NUM_KEYS = 141
+#: device, on which its bits depend, and local.compile, without which a card waits for Python between small operations.
+NUM_KEYS = 142
 
 #: Name of files in several rooms -> why.
 SAME_NAME = {

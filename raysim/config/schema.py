@@ -63,13 +63,18 @@ class LocalGroup(Group):
     precision: Literal["float32", "bfloat16"] = key(
         "float32", "precision of forward and backward passes; parameters, losses, sums and norms stay float32"
     )
+    compile: bool | Literal["eager", "aot_eager"] = key(
+        False,
+        "true: torch.compile for forward and backward passes of local steps with batch_size examples, on CUDA as CUDA graphs; "
+        "bits differ; eager, aot_eager: stages of torch.compile, for the search of a fault",
+    )
     stack: Annotated[
         Literal["auto", "off"],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
     ] = key(
         "auto",
-        "auto: up to 8 clients of a client block train at once if the network is tiny and dense, the optimiser plain SGD and "
-        "batch_size at most 16; rounding differs",
+        "auto: clients of a client block, on a CPU up to 8, train at once if the network is tiny and dense, the optimiser plain "
+        "SGD and batch_size at most 16; rounding differs; no effect beside compile",
     )
 
     @model_validator(mode="after")

@@ -92,14 +92,17 @@ class Trainer:
     def __post_init__(self) -> None:
         settle_arithmetic(self.num_threads, self.device)
         keep_freed_memory()
+        settings = self.phases[0].settings
         self.model = BoundModel(
             self.module,
             self.layout,
             head=self.head,
             device=self.device,
             features=any("features" in phase.stack.needs for phase in self.phases),
-            precision=self.phases[0].settings.precision,
+            precision=settings.precision,
             task=self.task,
+            backend=settings.compile,
+            batch_size=settings.batch_size,
         )
         self.data = DeviceData(self.federation, self.transform, self.model.device, self.shift)
         self._vectors = RoundVectors(self.layout)

@@ -95,7 +95,7 @@ def check(
         raise ConfigError(faults, source)
     faults += memory_faults(config, info, manifest)
     faults += stop_faults(config, methods, task_of(config, info).main, num_test=len(manifest.test))
-    faults += training_faults(config, spec)
+    faults += training_faults(config, spec, methods)
     sizes = RunSizes(
         config.num_clients,
         config.cohort_size,
@@ -171,8 +171,11 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
     return (None if config is None else located(config)), methods, faults
 
 
-def training_faults(config: Config, spec: ModelSpec) -> Iterator[Fault]:
+def training_faults(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Iterator[Fault]:
     """Yield settings of training that have no effect on the network, or leave no client a step to train with."""
+    if config.local.compile and (names := [method.name for method in methods if method.forward is not None]):
+        text = f"{', '.join(names)} replaces operations of layers for each client, which needs passes as they are; set false"
+        yield Fault("local.compile", text)
     skeleton = cached_skeleton(spec)
     if config.local.batch_size == 1 and needs_two_examples(skeleton):
         text = f"1 trains nothing: {spec.name} has BatchNorm, which needs 2 examples; raise the batch size, or take another norm"

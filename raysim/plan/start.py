@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -83,6 +84,8 @@ def _ray_server(
         device = "cpu" if not taken.gpus_per_trainer else "gpu" if wanted.device == "auto" else wanted.device
         facts = {"backend": "ray", "device": device, **taken._asdict(), "custom": wanted.custom, **threads}
         folder.write_json(folder.environment, environment(facts))
+        # A trainer may compile for minutes after another one, whose clients had no full batch, has answered.
+        timeout_s = math.inf if config.local.compile else None
         on_step(f"starting {taken.trainers} trainer{'s' * (taken.trainers != 1)}")
         server = RayServer(
             partial(make_server, recipe),
@@ -95,7 +98,7 @@ def _ray_server(
             least=taken.trainers if wanted.trainers == "auto" else wanted.least,
             most=wanted.most,
             may_grow=may_grow,
-            client_timeout_s=None if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,
+            client_timeout_s=timeout_s if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,
         )
         try:
             server.wait_until_ready()

@@ -29,6 +29,7 @@ class LocalSettings:
       max_grad_norm: the gradient, with every method's terms, is scaled down to this L2 norm before the optimiser.
       optimizer: "sgd" or "adamw"; its state is fresh in every round.
       precision: of forward and backward passes, see `BoundModel`.
+      compile: the passes of local steps are compiled, see `training.model.compiled`; False: they are not.
       stack: "auto": clients of tiny dense networks are trained several at once, see `training.stacked`; "off": never.
       schedule: of the learning rate over the rounds t of T = num_rounds: "constant", "exponential": lr * lr_decay^t, or
         "cosine": lr * (1 + cos(pi t / T)) / 2, which would be 0 after the last round.
@@ -44,6 +45,7 @@ class LocalSettings:
     optimizer: str = "sgd"
     max_grad_norm: float | None = None
     precision: str = "float32"
+    compile: bool | str = False
     stack: str = "auto"
     schedule: str = "exponential"
     num_rounds: int = 1

@@ -29,6 +29,7 @@ class BoundModel:
       task: whose loss the validation set is measured by; `criterion` is its mean over a batch.
       precision: of forward and backward passes: "float32", or "bfloat16" (autocast). Parameters, gradients, losses and
         what hooks get (logits, features) are float32 in both.
+      backend, batch_size: see `compiled`; the passes of local steps are compiled, all others are not. False: none is.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class BoundModel:
         features: bool = False,
         precision: str = "float32",
         task: Task = CLASSES,
+        backend: bool | str = False,
+        batch_size: int = 0,
     ):
         self.module = module.to(device)
         self.layout = layout
@@ -54,6 +57,7 @@ class BoundModel:
         self.loss = torch.zeros((), device=self.device)
         self.counters = integer_buffers(self.module)
         self._features: Tensor | None = None
+        self._step_forward = compiled(self.module, backend, batch_size, self.device) if backend else self.module
         self._parameters: list[Tensor] = []
         self._grad_views: list[Tensor] = []
         self._bind()
@@ -150,7 +154,7 @@ class BoundModel:
 
     def _differentiate(self, loss: LossFn, batch: Batch) -> list[Tensor]:
         """The gradient of each trained parameter, as autograd made it: handed over, not added into a zeroed vector."""
-        value = loss(self.forward(batch.inputs), batch)
+        value = loss(self._outputs(self._step_forward, batch.inputs), batch)
         for parameter in self._parameters:
             parameter.grad = None
         torch.autograd.backward(value)
@@ -257,6 +261,37 @@ class BoundModel:
         finally:
             for layer in layers.values():
                 del layer.forward
+
+
+def compiled(
+    module: nn.Module, backend: bool | str, batch_size: int, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    """Return forward(inputs): a module compiled for batches of one size; a batch of another size runs uncompiled.
+
+    A graph for several sizes would depend on the sizes that the process has seen before, and the bits with it.
+
+    Args:
+      backend: of `torch.compile`; True: inductor, on CUDA with CUDA graphs.
+      batch_size: examples of a compiled batch.
+    """
+
+    def forward(inputs: Tensor) -> Tensor:
+        outputs: Tensor = module(inputs)
+        return outputs
+
+    # PyTorch counts recompilations by code object, and compiles nothing more after eight: each model has a count of its own.
+    forward.__code__ = forward.__code__.replace()
+    if backend is True:
+        from torch._inductor import list_options
+
+        # Kernels that are chosen by timing round differently from run to run; older versions of PyTorch have no such option.
+        wanted, offered = {"triton.cudagraphs": device.type == "cuda", "deterministic": True}, list_options()
+        graph = torch.compile(
+            forward, options={name: wanted[name] for name in wanted if name in offered}, dynamic=False
+        )
+    else:
+        graph = torch.compile(forward, backend=str(backend), dynamic=False)
+    return lambda inputs: (graph if len(inputs) == batch_size else forward)(inputs)
 
 
 def seed_global_stream(seed: int, device: torch.device) -> None:

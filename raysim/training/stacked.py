@@ -25,8 +25,11 @@ from raysim.training.local import LocalSettings, training_batches
 from raysim.training.tasks import CLASSES, Task
 
 #: Steps of larger networks and batches are arithmetic rather than calls: at 32 images stacking saved 5 %, at 10 a quarter.
-#: So many clients keep parameters and inputs in a cache.
+#: On a CPU so many clients keep parameters and inputs in a cache.
 MOST_PARAMS, MOST_BATCH, MOST_CLIENTS = 2**18, 16, 8
+
+#: On other devices, where launches bound a step, so many parameters of all clients, 64 MiB: a choice, measured on no card.
+MOST_ENTRIES = 2**24
 
 
 class Trained(NamedTuple):
@@ -65,6 +68,7 @@ class Stacker:
         settings, layout = self.settings, self.layout
         return (
             settings.stack == "auto"
+            and not settings.compile
             and self.task is CLASSES
             and settings.is_bare_descent
             and settings.precision == "float32"
@@ -91,7 +95,7 @@ class Stacker:
           start: [num_state], where all of them start.
         """
         done: dict[int, Trained] = {}
-        for first, end in stacks(num_steps):
+        for first, end in stacks(num_steps, most_clients(start.device, self.layout.num_params)):
             steps = num_steps[first]
             if end - first > 1 and steps:
                 began = time.perf_counter()
@@ -124,11 +128,16 @@ class Stacker:
         return states[:, leaf.offset : leaf.end].view(len(states), *leaf.shape)
 
 
-def stacks(num_steps: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(start, end) of neighbours in a client block that take the same number of steps, at most `MOST_CLIENTS`."""
+def most_clients(device: torch.device, num_params: int) -> int:
+    """Return the most clients of a stack: by kind of device and network, not by free memory, so that bits are repeatable."""
+    return MOST_CLIENTS if device.type == "cpu" else max(MOST_CLIENTS, MOST_ENTRIES // num_params)
+
+
+def stacks(num_steps: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of neighbours in a client block that take the same number of steps, at most `most`."""
     first = 0
     for end in range(1, len(num_steps) + 1):
-        if end == len(num_steps) or num_steps[end] != num_steps[first] or end - first == MOST_CLIENTS:
+        if end == len(num_steps) or num_steps[end] != num_steps[first] or end - first == most:
             yield first, end
             first = end
 

@@ -16,6 +16,7 @@ from raysim.plan.check import check
 from raysim.running.runner import execute
 from raysim.training import local
 from raysim.training.model import BoundModel
+from raysim.training.stacked import Stacker
 from raysim.training.tasks import TASKS
 from tests.device.other import Module, OtherDevice
 from tests.support.federations import lora_plan, plan_of, server_with
@@ -78,6 +79,20 @@ GROUPS = {
 def test_local_work_and_evaluation_have_the_cpus_bits(name, root, rounds_on):
     plan = plan_of(root, **{"rounds": 2, **GROUPS[name]})
     assert outcome(rounds_on, "other", plan) == outcome(rounds_on, "cpu", plan)
+
+
+def test_wider_stacks_have_the_cpus_bits(root, rounds_on, monkeypatch):
+    widths, train = {"cpu": set(), "other": set()}, Stacker._train_stack
+
+    def noted(stacker, members, num_steps, start, lr):
+        widths[start.device.type].add(len(members))
+        return train(stacker, members, num_steps, start, lr)
+
+    monkeypatch.setattr(Stacker, "_train_stack", noted)
+    many = {"partition": {"scheme": "iid", "num_clients": 400}, "data": {"test": 0.2}, "cohort": {"size": 400}}
+    plan = plan_of(root, model={"name": "mlp", "hidden": 8}, local={"batch_size": 2}, rounds=1, **many)
+    assert outcome(rounds_on, "other", plan) == outcome(rounds_on, "cpu", plan)
+    assert max(widths["other"]) > max(widths["cpu"]) == 8
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -79,6 +79,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "local.optimizer": ("sgd", "adam", "adamw"),
     "local.precision": ("float32", "bfloat16"),
     "local.stack": ("auto", "off"),
+    "local.compile": (False, "eager"),
     "data.split_within_clients": (False, True),
     "data.augment": ("none", "cifar", "flip"),
     "evaluation.every": (0, 1, 2),

@@ -62,6 +62,19 @@ def test_gpu_is_near_the_cpu(name, root, gpu_recipe):
     assert float((server.state - cpu).norm() / (cpu - start).norm()) < 0.02
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedrs", "moon", "fedsol", "scaffold", "univarfl", "fedproto"])
+def test_cuda_graphs_give_the_same_bits_near_the_cpus(name, root, gpu_pools, gpu_recipe):
+    plain = plan_of(root, CNN_CASES[name], rounds=2)
+    start, cpu = (run(plain, root, rounds=count).state for count in (0, 2))
+    plan = plan_of(root, CNN_CASES[name], rounds=2, local={"compile": True})
+    server = make_server(gpu_recipe(plan), SerialPool(partial(make_trainer, gpu_recipe(plan)), plan.keeps_memory))
+    for index in range(2):
+        server.run_round(index)
+    assert float((server.state - cpu).norm() / (cpu - start).norm()) < 0.02
+    pools = gpu_pools(plan)[1:]
+    assert {outcome(plan, gpu_recipe(plan), pool)[0] for pool in pools} == {server.params_sha256()}
+
+
 @pytest.mark.parametrize("backend", ["serial", "ray"])
 def test_run_takes_the_gpu_and_says_so(backend, root, tmp_path, ray_cluster):
     resources = {"backend": backend} | ({"trainers": 2} if backend == "ray" else {})

@@ -108,7 +108,7 @@ OUTSIDE = {
     "task": "what the targets are for; a set fits one task, tests/training/test_tasks.py",
     "on_nonfinite, stop.score": "act upon an event: a number that is not finite, a score",
     "stop.epsilon": "what a method has spent; tests/methods/test_privacy.py",
-    "evaluation.batch_size, local.stack": "speed and rounding",
+    "evaluation.batch_size, local.stack, local.compile": "speed and rounding",
     "model.blocks": "the layout: what methods and traces call a layer block",
     "model.pretrained, model.head, data.reader, data.files, data.preprocess.own": "files and code of one's own",
     "data.name, data.root, data.test_sets": "which sets; each has rows of its own",

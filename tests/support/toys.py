@@ -167,6 +167,26 @@ def kills_worker(*, marker: str, round_index: int, number: int = signal.SIGKILL)
     return Method("kills_worker", report=report)
 
 
+def accelerated(*, folder: str, is_everywhere: bool = True):
+    """Actors have the device of tests/device/other.py, or the first one with a part of a GPU; clients note their device."""
+    import ray
+
+    from tests.device.other import OtherDevice, register
+
+    if ray.is_initialized() and (context := ray.get_runtime_context()).get_actor_id():
+        is_first = context.get_assigned_resources().get("GPU") and not Path(folder, "first").exists()
+        if is_everywhere or is_first:
+            Path(folder, "first").touch()
+            register()
+            OtherDevice().__enter__()
+
+    def report(client):
+        Path(folder, f"on-{client.params.device.type}").touch()
+        return {}
+
+    return Method("accelerated", report=report)
+
+
 def hangs(*, client: int):
     """One client never ends."""
 

@@ -22,7 +22,7 @@ from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.local import LocalSettings, num_local_steps, train_locally
 from raysim.training.model import BoundModel, state_of
-from raysim.training.stacked import MOST_CLIENTS, Stacker, dense_layers, stacks
+from raysim.training.stacked import MOST_PARAMS, Stacker, dense_layers, most_clients, stacks
 from raysim.training.tasks import CLASSES, TASKS, cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
@@ -75,8 +75,8 @@ def test_each_client_of_a_stack_is_trained_as_if_alone(augment):
 
 
 def test_who_is_stacked_with_whom():
-    assert list(stacks([5, 5, 5, 4, 3, 3])) == [(0, 3), (3, 4), (4, 6)]
-    assert list(stacks([5] * (MOST_CLIENTS + 2))) == [(0, MOST_CLIENTS), (MOST_CLIENTS, MOST_CLIENTS + 2)]
+    assert list(stacks([5, 5, 5, 4, 3, 3], 8)) == [(0, 3), (3, 4), (4, 6)]
+    assert list(stacks([5] * 10, 8)) == [(0, 8), (8, 10)]
     one = stacker(module := dense())
     members = [(examples(count), torch_generator(count)) for count in (10, 9, 5)]
     work = [num_local_steps(len(rows), SETTINGS, skip_single=False) for rows, _ in members]
@@ -85,10 +85,17 @@ def test_who_is_stacked_with_whom():
     assert one.train([7, 3], [0, 0], members[:2], state_of(module, one.layout), lr=0.3) == {}
 
 
+def test_stacks_are_as_wide_as_a_cache_on_a_cpu_and_as_64_mib_of_parameters_elsewhere():
+    cpu, card = torch.device("cpu"), torch.device("cuda")
+    assert [most_clients(cpu, size) for size in (100, MOST_PARAMS)] == [8, 8]
+    assert [most_clients(card, size) for size in (2**14, MOST_PARAMS)] == [1024, 64]
+
+
 @pytest.mark.parametrize(
     "other",
     [
         {"stack": "off"},
+        {"compile": True},
         {"batch_size": 32},
         {"momentum": 0.5},
         {"weight_decay": 0.1},
