@@ -186,10 +186,12 @@ def test_redraws_end_after_a_number_of_draws_on_every_machine(draw, monkeypatch)
     for limit, most in (("MAX_NUMBERS", 6 * 13 * needed), ("MAX_SINGLE_DRAWS", needed)):
         monkeypatch.setattr(dirichlet, limit, most)
         assert drawn() >= 10  # the last draw of all counts
+    rng = np.random.default_rng(0)
+    best = max(int(draw(np.full(6, 100), 13, 0.1, rng).sum(axis=0).min()) for _ in range(needed - 1))
     is_single = draw is not partition.cut
     for limit, most in [("MAX_SINGLE_DRAWS", needed - 1)] * is_single + [("MAX_NUMBERS", 6 * 13 * needed - 1)]:
         monkeypatch.setattr(dirichlet, limit, most)
-        with pytest.raises(DataError, match=f"no draw of {needed - 1} gave every client 10 examples"):
+        with pytest.raises(DataError, match=f"no draw of {needed - 1} .* 10 examples; the best left one with {best} "):
             drawn()
 
 
@@ -354,3 +356,21 @@ def test_partition_table_by_hand():
         "client,examples,classes,label_entropy_bits,largest_class,largest_share",
         *("0,8,2,1.0,0,0.5", "1,3,1,0.0,1,1.0", "2,4,3,1.5,1,0.5"),
     ]
+
+
+def halves_and_nobody(*, labels, num_clients):
+    """An empty client, as a list, beside arrays."""
+    return [np.arange(0, len(labels), 2), [], np.arange(1, len(labels), 2)]
+
+
+def shares_of_positions(*, labels, num_clients):
+    return [np.arange(3) + 0.5] * num_clients
+
+
+def test_positions_of_ones_own_scheme_are_whole_numbers_and_a_client_may_have_none():
+    labels = np.zeros(6, np.int64)
+    known = dict.fromkeys(partition.OFFERED) | {"num_clients": 3, "min_samples": 0}
+    parts = partition.own_parts("tests.data.test_partition:halves_and_nobody", labels, known, {})
+    assert [part.tolist() for part in parts] == [[0, 2, 4], [], [1, 3, 5]]
+    with pytest.raises(DataError, match=r"client 0 got an array of shape \(3,\) and type float64"):
+        partition.own_parts("tests.data.test_partition:shares_of_positions", labels, known, {})

@@ -9,7 +9,7 @@ import pytest
 
 from raysim.base.errors import DataError
 from raysim.data.readers.reader_options import ReaderOptions
-from raysim.data.readers.shapes import PIXEL_BYTES, SHAPES, STYLES, draw, shape_batches
+from raysim.data.readers.shapes import PIXEL_BYTES, SHAPES, STYLES, _coordinates, draw, shape_batches
 from raysim.data.sources import prepare
 from tests.support.image_sets import prepared
 
@@ -61,3 +61,19 @@ def test_shapes_can_be_learned_from_pixels_and_styles_differ():
     spread = [every.inputs[every.domains == d].astype(float).std(axis=(1, 2)).mean() for d in range(6)]
     means = [every.inputs[every.domains == d].mean() for d in range(6)]
     assert len({(round(a), round(b)) for a, b in zip(spread, means, strict=True)}) == 6
+
+
+def test_draws_of_a_half_lie_in_the_middle_upright():
+    u, v, pixel = _coordinates(np.full((1, 4), 0.5, np.float32), 8)
+    scale = 0.5 + 0.25 * 0.5
+    middles = (np.arange(8) - 3.5) / 4 / scale
+    assert np.allclose(u[0], middles)
+    assert np.allclose(v[0], -middles[:, None])
+    assert np.allclose(pixel, 2 / 8 / scale)
+
+
+def test_shapes_have_seed_0_unless_another_is_given(tmp_path):
+    options = {"count": 20, "size": 8, "domains": 1}
+    one = prepared("shapes", None, tmp_path / "one", options=ReaderOptions(**options))[1]
+    two = prepared("shapes", None, tmp_path / "two", options=ReaderOptions(**options, seed=0))[1]
+    assert (one == two).all()

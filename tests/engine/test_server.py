@@ -95,3 +95,11 @@ def test_statistics_of_batch_normalisation_are_averaged_like_parameters(root):
     expected = before + torch.from_numpy(record.clients["weight"]).float() @ rows
     assert size < len(expected)
     torch.testing.assert_close(server.state, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_seconds_of_a_rounds_parts(root):
+    server = server_on(plan_of(root), root)
+    server.clock = iter([0.0, 1.0, 3.0, 7.0]).__next__
+    metrics = server.run_round(0).metrics
+    parts = {name: metrics[f"system/{name}_s"] for name in ("train", "aggregate", "evaluate", "round")}
+    assert parts == {"train": 1, "aggregate": 2, "evaluate": 4, "round": 7}

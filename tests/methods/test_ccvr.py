@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from methods.ccvr import ccvr, cosine_rates, draw_features, pooled_moments, train_head
-from methods.moments import class_covariances, class_means, pack_symmetric, unpack_symmetric
+from methods.moments import class_covariances, class_means, linear_head, pack_symmetric, unpack_symmetric
 from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import torch_generator
@@ -328,3 +328,9 @@ def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
 def test_a_number_of_epochs_that_would_not_end_is_refused(root):
     with pytest.raises(ConfigError, match=r"epochs must be in \[0, 100000\], got 10{30}"):
         plan_of(root, [{"ccvr": {"epochs": 10**30}}], data=FEW)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_head_may_have_no_bias(bias):
+    layout = layout_of(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=bias)), head="1")
+    assert [leaf.name for leaf in linear_head(layout, "ccvr")] == ["1.weight", "1.bias"][: 1 + bias]

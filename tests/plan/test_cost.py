@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,7 +50,9 @@ def naive_images(rows, sizes, batch_size):
             {"cohort": {"size": 6}},
         ),  # which two clients, the measurement's, are too few for
         ([], {"local": {"epochs": 2.5}, "evaluation": {"every": 0}}),
-        ([], {"cohort": {"size": 1, "sampling": "poisson"}, "rounds": 6}),  # in some rounds nobody comes
+        pytest.param(  # in some rounds nobody comes
+            *([], {"cohort": {"size": 1, "sampling": "poisson"}, "rounds": 6}), marks=pytest.mark.essential
+        ),
         ([], {"partition": {"scheme": "joint"}}),
     ],
 )
@@ -184,3 +187,8 @@ def test_every_network_is_measured_once_and_then_as_many_pairs_as_time_allows(mo
     measure_all(runs, limit_s=6.0)
     assert seconds[-1] == 2.0  # three pairs share the time
     assert rates["b"][0].step_s == 1.0
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(None, 3), (1, 3), (0, 0)])
+def test_a_phase_without_steps_is_measured_without_steps(steps, taken):
+    assert module._steps(SimpleNamespace(settings=SimpleNamespace(steps=steps)), 3) == taken

@@ -9,6 +9,7 @@ import pytest
 
 from raysim.base.errors import ConfigError
 from raysim.cli.printing import show_sweep
+from raysim.folders.run_folder import RunFolder
 from raysim.tuning import trial as trial_module
 from raysim.tuning.outcome import Outcome, outcome, ranked, write_results
 from tests.support.sweeps import a_sweep
@@ -81,3 +82,15 @@ def test_trials_without_the_metric_are_named_and_their_old_ranking_is_gone(root,
     text = capsys.readouterr()
     assert "best trial" not in text.out
     assert "another tune.metric" in text.err
+
+
+def test_the_last_round_of_a_run_that_ended_early_is_evaluated(root, tmp_path):
+    sweep = a_sweep(
+        root, tmp_path, {"seed": {"grid_search": [0]}}, {"metric": "accuracy"}, rounds=8, evaluation={"every": 3}
+    )
+    folder = RunFolder(sweep.folder / sweep.trials[0].name)
+    folder.path.mkdir(parents=True)
+    rows = [f"{index},{accuracy},1.0" for index, accuracy in enumerate((0.1, 0.2, 0.3, 0.4))]
+    folder.progress.write_text("\n".join(["round,server/accuracy,system/round_s", *rows, ""]))
+    folder.mark("COMPLETED", "a target was reached")
+    assert outcome(sweep, sweep.trials[0]).score == 0.4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def test_a_ray_that_is_slow_to_start_is_started_again(monkeypatch, slow, starts)
     )
     with expected, session.ray_session():
         pass
-    assert len(calls) == (starts or session.STARTS)
+    assert calls == [("local",)] * (starts or session.STARTS)
 
 
 def test_another_error_of_the_start_is_not_tried_again(monkeypatch):
@@ -90,3 +91,16 @@ def test_after_a_loss_the_next_session_is_another_ray_and_the_process_ends_witho
     assert done == [*one, "init", "again", "shutdown", *["shutdown"] * is_ahead]
     session.end_process(3)
     assert ended == [3]
+
+
+def test_only_addresses_with_a_port_can_be_tried():
+    assert session.can_connect("auto")
+    assert session.can_connect("ray://a-host")
+    assert session.can_connect("local:")
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+        assert not session.can_connect(f"127.0.0.1:{port}")
+        place.listen()
+        assert session.can_connect(f"127.0.0.1:{port}")
+        assert session.can_connect(f"ray://127.0.0.1:{port}")
