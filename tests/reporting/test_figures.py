@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from raysim.base.errors import ConfigError
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import FIGURES, PAPERS, figure_function
+from raysim.reporting.drawing import FIGURES, PAPERS, figure_faults, figure_function
 from raysim.reporting.panels import styles_of, zoom
 from raysim.reporting.report import write
 from raysim.reporting.tables import all_rows
@@ -270,3 +270,9 @@ def test_bars_begin_at_zero_or_the_axis_says_where(low, high):
     else:
         assert top >= 0
         assert axes.get_ylabel() == "accuracy (%)"
+
+
+def test_functions_that_cannot_be_imported_are_faults_where_they_are_imported():
+    names = ["bars", "no_such_module:function"]
+    assert [fault.key for fault in figure_faults(names)] == ["report.figures[1]"]
+    assert figure_faults(names, imports=False) == []

@@ -306,3 +306,18 @@ def test_what_is_no_callback_is_refused_before_anything_starts(spec, words, root
     with pytest.raises(ConfigError, match=words):
         run(sweep)
     assert not sweep.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("domain", "bounds", "ends"),
+    [
+        ("uniform", [-1.0, 3.0], (-1, 3)),
+        ("loguniform", [1e-4, 1.0], (1e-4, 1)),
+        ("randint", [1, 4], (1, 3)),
+        ("lograndint", [1, 1000], (1, 999)),
+        ("choice", ["a", "b", "c"], ("a", "b", "c")),
+    ],
+)
+def test_ends_of_a_range_are_its_least_and_greatest_values(domain, bounds, ends):
+    found = draws(domain, bounds).ends
+    assert found == (ends if domain == "choice" else pytest.approx(ends))
