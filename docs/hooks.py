@@ -111,9 +111,11 @@ def keys_page() -> str:
     lines = [
         "# Keys of a configuration",
         "",
-        "Made from `raysim/config/schema.py` by `make docs`. [Configuration](configuration.md) says where keys may stand, and",
-        "their precedence. `raysim run FILE --print-config` prints those of a run; `raysim methods NAME` has the options of",
-        "a method.",
+        "Look up every key of a configuration with its values, default and meaning. [Configuration](configuration.md) explains",
+        "how files, bases and the command line are combined. `raysim run FILE --print-config` prints all keys of a run;",
+        "`raysim methods NAME` lists the options of a method.",
+        "",
+        "`make docs` writes this page from `raysim/config/schema.py`.",
     ]
     for path, group in groups.items():
         keys = {name: key for name, key in group["properties"].items() if f"{path}.{name}".strip(".") not in groups}
