@@ -12,7 +12,7 @@ from raysim.reporting.drawing import figure_faults
 from raysim.reporting.published import FOLDER, is_same, match, published
 from raysim.reporting.render import lines_of
 from raysim.reporting.report import write
-from raysim.reporting.runs import row_methods
+from raysim.reporting.runs import compared, row_methods
 from tests.support.report_runs import sweep
 
 
@@ -135,3 +135,14 @@ def test_flfas_sentences_are_complete():
     cells = {(cell.metric, cell.dataset): cell.value for cell in published("flfa_inline")}
     assert cells["gain_points", "PathMNIST"] == 2.84
     assert cells["separability_ratio_gain_pct", "CIFAR-10"] == 20
+
+
+def test_what_only_watches_a_run_does_not_define_the_experiment():
+    size = {"cohort.size": None, "cohort.fraction": 0.1, "partition.num_clients": 25}
+    methods = [{"fedvg": {"mix": "average"}}, "fedavgm", {"diagnostics": {"measures": ["weights"]}}, "keep_factors"]
+    assert compared({**size, "methods": methods, "local.lr": 0.1, "name": "mine"}) == {
+        "cohort.size": 2,
+        "partition.num_clients": 25,
+        "methods": [{"fedvg": {"mix": "average"}}, {"fedavgm": {}}],
+        "local.lr": 0.1,
+    }
