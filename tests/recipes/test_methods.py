@@ -106,10 +106,10 @@ def test_flfa_inputs_and_choices_are_those_that_the_header_names():
     header = " ".join((PAPERS / "flfa" / "base.yaml").read_text().partition("\nseed:")[0].split()).replace("# ", "")
     for words in (
         "The older code has no MedMNIST: pixels go to [-1, 1], as in MedMNIST's own examples, without augmentation",
-        "Networks begin with random weights",
-        "Every seed draws initial weights, partition and cohorts anew",
-        "Momentum begins at 0 in every round",
-        "one factor a layer",
+        "Networks start with random weights",
+        "Every seed draws new initial weights, partition and cohorts",
+        "Momentum starts at 0 in every round",
+        "one factor per layer",
         "MOON has no contrastive term before a client has trained once",
         "raysim prepare imagenet100 --root FILES --size 64",
     ):
