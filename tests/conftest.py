@@ -19,7 +19,14 @@ RAY_FIXTURES = {"ray_cluster", "ray_pools", "swap_pools"}
 #: The files that take longest, in this order: they come first, or one process would end with them while the others are idle.
 LONG_FILES = (
     *("test_jobs", "test_bits", "test_driver", "test_nodes", "test_notebook", "test_recipes", "test_trainers"),
-    *("test_compiled", "test_own_forms", "test_no_idle_option", "test_tasks_of_methods", "test_precedence", "test_sweep"),
+    *(
+        "test_compiled",
+        "test_own_forms",
+        "test_no_idle_option",
+        "test_tasks_of_methods",
+        "test_precedence",
+        "test_sweep",
+    ),
     *("test_partition_file", "test_api", "test_checkpoint", "test_own_code", "test_unscaled", "test_run"),
     *("test_search", "test_held", "test_pages", "test_calibrate", "test_cli", "test_outgoing", "test_report"),
     *("test_baselines_against_reference", "test_library", "test_restarts", "test_models", "test_training"),
