@@ -88,12 +88,7 @@ def finished_run(
     from raysim.running.runner import execute
 
     execute(
-        plan,
-        on_start=start,
-        on_round=on_round,
-        on_step=listener.step,
-        on_note=listener.note,
-        on_summary=lambda summary: on_summary(folders[-1], summary),
+        plan, on_start=start, on_round=on_round, on_step=listener.step, on_note=listener.note, on_summary=on_summary
     )
     return Run(folders[-1])
 

@@ -66,7 +66,7 @@ class LocalGroup(Group):
     compile: bool | Literal["eager", "aot_eager"] = key(
         False,
         "true: torch.compile for forward and backward passes of local steps with batch_size examples, on CUDA as CUDA graphs; "
-        "bits differ; eager, aot_eager: stages of torch.compile, for the search of a fault",
+        "bits differ; eager, aot_eager: stages of torch.compile, for debugging",
     )
     stack: Annotated[
         Literal["auto", "off"],

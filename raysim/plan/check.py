@@ -172,9 +172,9 @@ def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list
 
 
 def training_faults(config: Config, spec: ModelSpec, methods: Sequence[Method]) -> Iterator[Fault]:
-    """Yield settings of training that have no effect on the network, or leave no client a step to train with."""
+    """Yield faults of training settings: without effect on the network, without a step for any client, or not compilable."""
     if config.local.compile and (names := [method.name for method in methods if method.forward is not None]):
-        text = f"{', '.join(names)} replaces operations of layers for each client, which needs passes as they are; set false"
+        text = f"{', '.join(names)} replaces operations of layers for each client, which a compiled graph cannot do; set false"
         yield Fault("local.compile", text)
     skeleton = cached_skeleton(spec)
     if config.local.batch_size == 1 and needs_two_examples(skeleton):

@@ -52,7 +52,7 @@ def execute(
     on_round: Callable[[RoundRecord], object] = lambda _: None,
     on_step: Tell = silent,
     on_note: Tell = silent,
-    on_summary: Callable[[Settings], None] = lambda _: None,
+    on_summary: Callable[[Path, Settings], None] = lambda *_: None,
     wait_s: float = 0.0,
 ) -> Settings:
     """Run a plan to its end and return the summary. A finished run is not repeated: the stored summary is returned.
@@ -63,7 +63,7 @@ def execute(
         not failed.
       on_step: on_step(what begins now, in words): parts of the work before and after the rounds that may take seconds.
       on_note: on_note(a remark about the run: an attempt that is repeated, what a method or a logger reports).
-      on_summary: on_summary(the summary) before the pictures are drawn.
+      on_summary: on_summary(run directory, summary) before the pictures are drawn.
       wait_s: seconds to wait for another process that is still in the run directory.
     Raises:
       RaysimError: what the user can mend; the run directory then holds FAILED with the message. ClusterLost: so often that
@@ -92,7 +92,7 @@ def _attempt(
     on_round: Callable[[RoundRecord], object],
     on_step: Tell,
     on_note: Tell,
-    on_summary: Callable[[Settings], None],
+    on_summary: Callable[[Path, Settings], None],
     number: int,
 ) -> Settings:
     """Run from the last checkpoint, or from the beginning, to the end.
@@ -140,7 +140,7 @@ def _attempt(
                 on_saved=push,
             )
             summary = _finished(plan, folder, server, recorder, reason)
-            on_summary(summary)
+            on_summary(folder.path, summary)
             on_step("drawing pictures")
             recorder.draw(plan.manifest.class_counts, plan.manifest.validation_counts)
             loggers.end(summary)
@@ -183,13 +183,13 @@ def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
 
 
 def _shown(
-    folder: RunFolder, on_start: Callable[[Path, int, int], None], on_summary: Callable[[Settings], None]
+    folder: RunFolder, on_start: Callable[[Path, int, int], None], on_summary: Callable[[Path, Settings], None]
 ) -> Settings:
     """The summary of a run that is finished already."""
     with explained("summary.json is damaged", folder.path, "delete the folder and repeat the run", ValueError):
         summary = folder.read_json(folder.summary)
     on_start(folder.path, summary["rounds"], summary["rounds"])
-    on_summary(summary)
+    on_summary(folder.path, summary)
     return summary
 
 

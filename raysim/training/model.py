@@ -272,7 +272,9 @@ def compiled(
 
     Args:
       backend: of `torch.compile`; True: inductor, on CUDA with CUDA graphs.
-      batch_size: examples of a compiled batch.
+      batch_size: B, examples of a compiled batch.
+    Returns:
+      forward: (B, ...) inputs of the module -> its outputs, (B, num_outputs) for a classifier.
     """
 
     def forward(inputs: Tensor) -> Tensor:
