@@ -121,11 +121,11 @@ def ray_cluster(tmp_path_factory):
     import ray
 
     os.environ.setdefault("RAYSIM_CACHE", str(tmp_path_factory.mktemp("cache")))  # of the workers
-    ray.init(
-        address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error"
-    )
+    from raysim.engine.ray.session import end_ray, start_ray
+
+    start_ray(num_cpus=4, num_gpus=1)
     yield ray
-    ray.shutdown()
+    end_ray()
 
 
 @pytest.fixture(scope="session")

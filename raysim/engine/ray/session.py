@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import Any, TypedDict, TypeVar
 
 import ray
-from ray._private import ray_constants
+from ray._private import node as ray_node
+from ray._private import ray_constants, utils
 from ray._private.state import state
 from ray.exceptions import (
     NodeDiedError,
@@ -29,6 +30,8 @@ from ray.exceptions import (
 )
 
 from raysim.base.errors import ClusterLost, RaysimError
+from raysim.engine.ray import forking
+from raysim.engine.ray.forking import ADDRESS, ForkServer
 
 Answer = TypeVar("Answer")
 
@@ -43,9 +46,6 @@ ENDS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 #: The same, and what it raises when objects are gone that lay on a node.
 LOSSES = (*ENDS, ObjectLostError)
 
-
-#: The name in `ray_constants` of whether nodes of other machines may join.
-LOOPBACK = "ENABLE_RAY_CLUSTER"
 
 #: Seconds between two looks at a cluster that is waited for, or that may be gone.
 PAUSE_S = 5.0
@@ -69,6 +69,8 @@ class Node(TypedDict):
 _STARTER = ThreadPoolExecutor(1, "ray-ahead")
 #: Losses after which this process left a Ray; see `end_process`.
 _LEFT: list[ClusterLost] = []
+#: Of the local Ray that this process has started.
+_FORK_SERVERS: list[ForkServer] = []
 _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
 
 
@@ -82,13 +84,13 @@ def ray_ahead() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    begun = _STARTER.submit(_start)
+    begun = _STARTER.submit(start_ray)
     token = _BEGUN.set(begun)
     try:
         yield
     finally:
         _BEGUN.reset(token)
-        _STARTER.submit(ray.shutdown)
+        _STARTER.submit(end_ray)
 
 
 @contextlib.contextmanager
@@ -117,13 +119,13 @@ def ray_session(
         except ClusterLost as error:
             _LEFT.append(error)
             _BEGUN.set(None)
-            _STARTER.submit(ray.shutdown).result()
+            _STARTER.submit(end_ray).result()
             raise
     elif ray.is_initialized():
         yield
     else:
         on_step(beginning)
-        patiently(lambda: _start(num_cpus), patience_s, on_step)
+        patiently(lambda: start_ray(num_cpus), patience_s, on_step)
         try:
             yield
         except ClusterLost as error:
@@ -131,7 +133,7 @@ def ray_session(
             raise
         finally:
             on_step(_ending())
-            ray.shutdown()
+            end_ray()
 
 
 def patiently(call: Callable[[], Answer], patience_s: float, on_step: Callable[[str], None]) -> Answer:
@@ -158,7 +160,7 @@ def wait_for_end(on_step: Callable[[str], None]) -> None:
 def end_process(status: int) -> None:
     """Exit with a status after a lost Ray, whose threads would crash a normal exit."""
     if _LEFT:
-        _STARTER.submit(ray.shutdown).result()
+        _STARTER.submit(end_ray).result()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -168,7 +170,8 @@ def _ending() -> str:
     return "disconnecting from Ray" if os.environ.get("RAY_ADDRESS") else "ending Ray"
 
 
-def _start(num_cpus: int | None = None) -> None:
+def start_ray(num_cpus: int | None = None, num_gpus: int | None = None) -> None:
+    """Connect to RAY_ADDRESS, or start a local Ray with these resources (default: the machine's)."""
     address = os.environ.get("RAY_ADDRESS")
     if address and not can_connect(address):  # Ray would try for minutes
         mend = "start the cluster, correct RAY_ADDRESS, or unset RAY_ADDRESS to start Ray on this machine"
@@ -177,17 +180,18 @@ def _start(num_cpus: int | None = None) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
     for attempts_left in reversed(range(STARTS)):
         try:
-            with _on_loopback() if is_ours else contextlib.nullcontext():
+            with _for_this_process() if is_ours else contextlib.nullcontext():
                 ray.init(
                     address or "local",
                     num_cpus=num_cpus if is_ours else None,
+                    num_gpus=num_gpus if is_ours else None,
                     include_dashboard=False if is_ours else None,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                 )
             return
         except Exception as error:  # Ray raises no class of its own here
-            ray.shutdown()
+            end_ray()
             if SLOW_START not in str(error):
                 raise
             if not attempts_left:
@@ -198,21 +202,43 @@ def _start(num_cpus: int | None = None) -> None:
                 ) from error
 
 
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Bind a Ray started in the block to 127.0.0.1, unreachable from other machines.
+def end_ray() -> None:
+    """Disconnect from Ray, and end a local Ray."""
+    ray.shutdown()
+    while _FORK_SERVERS:
+        _FORK_SERVERS.pop().close()
 
-    On macOS and Windows Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address.
-    The switch is Ray's own, not a public one: a Ray without it starts as it always did.
+
+@contextlib.contextmanager
+def _for_this_process() -> Iterator[None]:
+    """Start a Ray in the block for this process alone: no more processes than needed, unreachable from other machines.
+
+    Workers are forked from one process that has imported PyTorch. The autoscaler, the log monitor and the dashboard are
+    not started, and the node's agent loads no part of the dashboard. Addresses are 127.0.0.1, which on macOS and Windows is
+    Ray's default; `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address. Ray has no public switches for
+    these: a Ray without the private names starts as usual.
     """
-    before = vars(ray_constants).get(LOOPBACK)
-    if before is not None:
-        setattr(ray_constants, LOOPBACK, False)
-    try:
+    replacements: list[tuple[object, str, object]] = [
+        (ray_constants, "ENABLE_RAY_CLUSTER", False),
+        (utils, "get_dashboard_dependency_error", lambda: ImportError("the dashboard is not wanted")),
+        *(
+            (ray_node.Node, f"start_{process}", lambda *_, **__: None)
+            for process in ("monitor", "log_monitor", "api_server")
+        ),
+    ]
+    environment = {}
+    if sys.platform == "linux":  # forks are unsafe on macOS, and unknown to Windows
+        _FORK_SERVERS.append(ForkServer())
+        environment[ADDRESS] = _FORK_SERVERS[-1].address
+        replacements.append((ray_constants, "SETUP_WORKER_FILENAME", forking.__file__))
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in replacements:
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, vars(owner)[name])
+                setattr(owner, name, value)
+        stack.callback(os.environ.pop, ADDRESS, None)
+        os.environ |= environment
         yield
-    finally:
-        if before is not None:
-            setattr(ray_constants, LOOPBACK, before)
 
 
 def is_in_group() -> bool:

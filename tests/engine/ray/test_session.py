@@ -14,6 +14,12 @@ from raysim.engine.ray import session
 STARTED = SimpleNamespace(address_info={"gcs_address": "a test"})
 
 
+@pytest.fixture(autouse=True)
+def no_fork_server(monkeypatch):
+    monkeypatch.setattr(session, "ForkServer", lambda: SimpleNamespace(address="nobody", close=lambda: None))
+    monkeypatch.setattr(session, "_FORK_SERVERS", [])
+
+
 def test_what_a_task_holds_is_taken_off_its_own_node_alone(monkeypatch):
     nodes = [{"NodeID": name, "Resources": {"CPU": 4.0, "GPU": 2.0}} for name in ("here", "there")]
     held = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0}, get_node_id=lambda: "here")

@@ -1,0 +1,122 @@
+"""Worker processes of a local Ray as forks of one process that has imported PyTorch, so that PyTorch is imported once.
+
+Ray starts this file in place of its own `setup_worker.py`. The file asks the fork server for a worker and ends with it.
+Linux only; elsewhere, and without a fork server, workers start as Ray starts them.
+"""
+
+import json
+import os
+import socket
+import sys
+
+#: Environment variable with the path of the fork server's socket.
+ADDRESS = "RAYSIM_FORK_SERVER"
+
+#: Imported before the first fork. Ray itself is imported by each worker: it reads the session's token as it is loaded.
+PRELOADED = ("raysim.engine.simulation", "raysim.plan.build")
+
+
+class ForkServer:
+    """A process that forks into Ray's workers; it ends with `close`, and with the process that started it."""
+
+    def __init__(self) -> None:
+        import subprocess
+        import tempfile
+
+        self._folder = tempfile.TemporaryDirectory(prefix="raysim-")
+        self.address = os.path.join(self._folder.name, "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(1024)
+            ours, self._lifeline = os.pipe()
+            fds = (listener.fileno(), ours)
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "--serve", *map(str, fds)],
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C in the terminal is not for this process
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            os.close(ours)
+
+    def close(self) -> None:
+        """End the process; its workers live on."""
+        self._process.terminate()
+        self._process.wait()
+        os.close(self._lifeline)
+        self._folder.cleanup()
+
+
+def serve(listener: socket.socket, lifeline: int) -> None:
+    """Fork into a worker for each connection until nobody holds the other end of the lifeline."""
+    import gc
+    import importlib
+    import select
+    import signal
+
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # else the first collection in a worker copies the pages of all objects
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    while select.select([listener.fileno(), lifeline], [], [])[0] == [listener.fileno()]:
+        connection, _ = listener.accept()
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(lifeline)
+            listener.close()
+            become_worker(connection)
+        connection.close()
+
+
+def become_worker(connection: socket.socket) -> None:
+    """Run Ray's worker with the arguments, folder, environment and streams that `ask_for_worker` sends."""
+    import runpy
+
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    with connection.makefile("rb") as stream:
+        command, folder, environment = json.loads(stream.read(int.from_bytes(size, "big")))
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.setpgid(0, 0)  # Ray ends what a worker started by the worker's process group
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv, sys.path[0] = command, os.path.dirname(command[0])
+    runpy.run_path(command[0], run_name="__main__")
+    sys.exit()
+
+
+def ask_for_worker(command: list[str], address: str) -> bool:
+    """Have the fork server run a worker and wait for the worker's end. False: there is no fork server.
+
+    The worker holds the connection, so that it is closed when the worker ends, however that happens.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(address)
+        except OSError:
+            return False
+        text = json.dumps((command, os.getcwd(), dict(os.environ))).encode()
+        socket.send_fds(connection, [len(text).to_bytes(8, "big")], [0, 1, 2])
+        connection.sendall(text)
+        connection.recv(1)
+    return True
+
+
+def main(arguments: list[str]) -> None:
+    """Serve forks, or be the process of a worker that Ray starts."""
+    if arguments[0] == "--serve":
+        serve(socket.socket(fileno=int(arguments[1])), int(arguments[2]))
+        return
+    del sys.path[0]  # this folder
+    command = [value for value in arguments if not value.startswith(("--language=", "--serialized-runtime-env"))]
+    of_ray = [value for value in arguments if value.startswith("--serialized-runtime-env")]
+    if of_ray or command[0].startswith("-") or not ask_for_worker(command, os.environ.get(ADDRESS, "")):
+        import ray
+
+        setup = os.path.join(os.path.dirname(ray.__file__), "_private", "workers", "setup_worker.py")
+        os.execv(sys.executable, [sys.executable, setup, *arguments])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,130 @@
+"""Ray's workers as forks of one process: what reaches a worker, and who ends with whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raysim.engine.ray import forking
+from raysim.engine.ray.forking import ADDRESS, ForkServer, ask_for_worker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+WORKER = """
+import json, os, sys, threading, time
+facts = dict(
+    pid=os.getpid(), parent=os.getppid(), group=os.getpgid(0), argv=sys.argv, path=sys.path[0], folder=os.getcwd(),
+    given=os.environ.get("GIVEN"), names=len(os.environ), torch="torch" in sys.modules, ray="ray" in sys.modules,
+    name=__name__, threads=threading.active_count(),
+)
+print("out"); print("err", file=sys.stderr)
+with open(sys.argv[1] + ".part", "w") as file:
+    json.dump(facts, file)
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def started(server, tmp_path):
+    """started(seconds, *arguments) -> (the process that Ray knows, facts of the forked worker, output's file)."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    processes = []
+
+    def start(seconds, environment=None):
+        at, folder, output = tmp_path / "facts.json", tmp_path / "folder", tmp_path / "output"
+        folder.mkdir(exist_ok=True)
+        at.unlink(missing_ok=True)
+        command = [sys.executable, forking.__file__, str(script), str(at), str(seconds), "--language=PYTHON"]
+        with output.open("w") as file:
+            environment = environment or {ADDRESS: server.address, "GIVEN": "ü"}
+            process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
+        processes.append(process)
+        wait_until(at.exists)
+        return process, json.loads(at.read_text()), output
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+def wait_until(holds, seconds=60):
+    """Wait until holds() is true; AssertionError after the seconds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_worker_is_a_fork_with_what_ray_gave_it(server, started, tmp_path):
+    process, facts, output = started(0)
+    assert process.wait(60) == 0
+    assert output.read_text() == "out\nerr\n"
+    assert facts["torch"]
+    assert not facts["ray"], "Ray reads the token of its session as it is imported"
+    assert facts["argv"] == [str(tmp_path / "worker.py"), str(tmp_path / "facts.json"), "0"]
+    assert (facts["path"], facts["folder"]) == (str(tmp_path), str(tmp_path / "folder"))
+    assert (facts["given"], facts["name"], facts["threads"]) == ("ü", "__main__", 1)
+    assert facts["names"] <= 4, "the environment is Ray's alone"
+    assert facts["pid"] == facts["group"] != process.pid
+    assert "--serve" in psutil.Process(facts["parent"]).cmdline()
+
+
+def test_the_process_that_ray_knows_ends_with_the_worker(started):
+    process, facts, _ = started(600)
+    assert process.poll() is None
+    os.kill(facts["pid"], signal.SIGKILL)
+    assert process.wait(30) == 0
+    wait_until(lambda: not psutil.pid_exists(facts["pid"]))  # not even a zombie is left
+
+
+def test_without_a_fork_server_ray_sets_the_worker_up_itself(tmp_path):
+    assert not ask_for_worker(["worker.py"], str(tmp_path / "nobody"))
+    command = [sys.executable, forking.__file__, "-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "x"]
+    ended = subprocess.run([*command, "--language=PYTHON"], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "['-c', 'x'] False\n"
+
+
+def test_the_fork_server_ends_with_the_process_that_started_it():
+    code = (
+        "from raysim.engine.ray.forking import ForkServer as F; import time; f = F(); print(f._process.pid, flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(600)"], stdout=subprocess.PIPE, text=True
+    ) as owner:
+        pid = int(owner.stdout.readline())
+        assert not is_gone(pid)
+        owner.kill()
+    wait_until(lambda: is_gone(pid))
+
+
+def test_workers_of_a_local_ray_are_forked(ray_cluster):
+    def parent():
+        return psutil.Process().parent().cmdline()
+
+    assert "--serve" in ray_cluster.get(ray_cluster.remote(parent).remote())
+    running = {
+        Path(part).name for process in psutil.Process().children(recursive=True) for part in process.cmdline()[:3]
+    }
+    assert "forking.py" in running
+    assert not running & {"dashboard.py", "monitor.py", "log_monitor.py"}
