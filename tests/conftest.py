@@ -121,9 +121,12 @@ def ray_cluster(tmp_path_factory):
     import ray
 
     os.environ.setdefault("RAYSIM_CACHE", str(tmp_path_factory.mktemp("cache")))  # of the workers
-    from raysim.engine.ray.session import end_ray, start_ray
+    from raysim.engine.ray.session import end_ray, few_processes
 
-    start_ray(num_cpus=4, num_gpus=1)
+    with few_processes():
+        ray.init(
+            address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error"
+        )
     yield ray
     end_ray()
 

@@ -22,7 +22,7 @@ MOST_BYTES = 2_000_000
 MOST_BITS = 1000
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """YAML in which 1e-3 is a number, as everybody expects, and a key that stands twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.CSafeLoader.yaml_implicit_resolvers.items()}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -49,6 +49,7 @@ def load_yaml(text: str) -> object:
       ValueError: it is no YAML, or nested too deeply; says where.
     """
     try:
+        _refuse_depth(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         problem, mark = getattr(error, "problem", None) or str(error), getattr(error, "problem_mark", None)
@@ -61,9 +62,19 @@ def load_yaml(text: str) -> object:
         raise ValueError(f"is no valid YAML: {error}") from error
 
 
+def _refuse_depth(text: str) -> None:
+    """Raise RecursionError before libyaml composes a deeply nested text: its recursion would crash the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > 2 * MOST_DEPTH:
+            raise RecursionError
+
+
 def flow_parts(text: str) -> list[str]:
     """Split a text at the top-level commas of a YAML list: not inside brackets, quotes or mappings."""
     try:
+        _refuse_depth(f"[{text}]")
         node = yaml.compose(f"[{text}]", Loader=_Loader)
     except (yaml.YAMLError, RecursionError):
         return [text]  # what reads it as a value says what is wrong

@@ -51,4 +51,4 @@ def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch):
 
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(RaysimError, match=r"no Ray cluster answers in RAY_ADDRESS=127\.0\.0\.1:1"):
-        session.start_ray()
+        session._start()

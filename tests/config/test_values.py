@@ -116,7 +116,7 @@ def test_a_value_of_another_kind_is_told_what_the_key_takes(raw, key, words):
         ("a: 1\nb: 2\na: 3", r"key 'a' stands twice; keep one \(line 3, column 1\)"),
         ("local: {lr: 1, lr: 2}", "key 'lr' stands twice"),
         ("[" * 3000 + "]" * 3000, "nested too deeply"),
-        ("a: [1", r"is no valid YAML: .* \(line 1"),
+        ("a: [1", r"is no valid YAML: .* \(line \d"),
     ],
 )
 def test_yaml_that_means_two_things_or_nothing(tmp_path, text, words):

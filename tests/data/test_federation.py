@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -237,6 +238,11 @@ def test_a_file_that_was_damaged_on_its_way_is_fetched_again_or_refused(tmp_path
         Federation(node, fetch).client(3)
 
 
+def test_shard_host_needs_no_pytorch():
+    code = "import sys, raysim.engine.ray.shards; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_shard_host_serves_files_through_ray_and_is_replaced_when_lost(tmp_path, ray_cluster):
     import ray
 
@@ -260,8 +266,6 @@ def test_shard_host_serves_files_through_ray_and_is_replaced_when_lost(tmp_path,
     os.symlink(folder, hidden)
     try:
         federation = Federation(elsewhere, fetch)
-        host = ray.get_actor(name)
-        assert not ray.get(host.__ray_call__.remote(lambda _: "torch" in sys.modules))
         for client in (3, 129):
             assert (federation.client(client)[0] == images[manifest.clients[client]]).all()
             ray.kill(ray.get_actor(name))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, TypedDict, TypeVar
@@ -84,7 +85,7 @@ def ray_ahead() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    begun = _STARTER.submit(start_ray)
+    begun = _STARTER.submit(_start)
     token = _BEGUN.set(begun)
     try:
         yield
@@ -125,7 +126,7 @@ def ray_session(
         yield
     else:
         on_step(beginning)
-        patiently(lambda: start_ray(num_cpus), patience_s, on_step)
+        patiently(lambda: _start(num_cpus), patience_s, on_step)
         try:
             yield
         except ClusterLost as error:
@@ -170,8 +171,7 @@ def _ending() -> str:
     return "disconnecting from Ray" if os.environ.get("RAY_ADDRESS") else "ending Ray"
 
 
-def start_ray(num_cpus: int | None = None, num_gpus: int | None = None) -> None:
-    """Connect to RAY_ADDRESS, or start a local Ray with these resources (default: the machine's)."""
+def _start(num_cpus: int | None = None) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address and not can_connect(address):  # Ray would try for minutes
         mend = "start the cluster, correct RAY_ADDRESS, or unset RAY_ADDRESS to start Ray on this machine"
@@ -180,11 +180,13 @@ def start_ray(num_cpus: int | None = None, num_gpus: int | None = None) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
     for attempts_left in reversed(range(STARTS)):
         try:
-            with _for_this_process() if is_ours else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if is_ours:
+                    stack.enter_context(_on_loopback())
+                    stack.enter_context(few_processes())
                 ray.init(
                     address or "local",
                     num_cpus=num_cpus if is_ours else None,
-                    num_gpus=num_gpus if is_ours else None,
                     include_dashboard=False if is_ours else None,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
@@ -210,35 +212,52 @@ def end_ray() -> None:
 
 
 @contextlib.contextmanager
-def _for_this_process() -> Iterator[None]:
-    """Start a Ray in the block for this process alone: no more processes than needed, unreachable from other machines.
+def few_processes() -> Iterator[None]:
+    """Start a Ray in the block without dashboard, autoscaler and log monitor; on Linux its workers are forked.
 
-    Workers are forked from one process that has imported PyTorch. The autoscaler, the log monitor and the dashboard are
-    not started, and the node's agent loads no part of the dashboard. Addresses are 127.0.0.1, which on macOS and Windows is
-    Ray's default; `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address. Ray has no public switches for
-    these: a Ray without the private names starts as usual.
+    Ray has no public switches for these: a Ray without the private names starts as usual.
     """
     replacements: list[tuple[object, str, object]] = [
-        (ray_constants, "ENABLE_RAY_CLUSTER", False),
-        (utils, "get_dashboard_dependency_error", lambda: ImportError("the dashboard is not wanted")),
+        (
+            utils,
+            "get_dashboard_dependency_error",
+            lambda: ImportError("no dashboard is wanted"),
+        ),  # for the node's agent
         *(
             (ray_node.Node, f"start_{process}", lambda *_, **__: None)
             for process in ("monitor", "log_monitor", "api_server")
         ),
     ]
-    environment = {}
-    if sys.platform == "linux":  # forks are unsafe on macOS, and unknown to Windows
-        _FORK_SERVERS.append(ForkServer())
-        environment[ADDRESS] = _FORK_SERVERS[-1].address
-        replacements.append((ray_constants, "SETUP_WORKER_FILENAME", forking.__file__))
     with contextlib.ExitStack() as stack:
+        if sys.platform == "linux":  # forks are unsafe on macOS, and unknown to Windows
+            _FORK_SERVERS.append(ForkServer())
+            os.environ[ADDRESS] = _FORK_SERVERS[-1].address
+            stack.callback(os.environ.pop, ADDRESS)
+            replacements.append((ray_constants, "SETUP_WORKER_FILENAME", forking.__file__))
         for owner, name, value in replacements:
-            if name in vars(owner):
-                stack.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, value)
-        stack.callback(os.environ.pop, ADDRESS, None)
-        os.environ |= environment
+            stack.enter_context(_replaced(owner, name, value))
         yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute in the block, if there is one."""
+    before = vars(owner).get(name)
+    if before is not None:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(owner, name, before)
+
+
+def _on_loopback() -> AbstractContextManager[None]:
+    """Bind a Ray started in the block to 127.0.0.1, unreachable from other machines.
+
+    On macOS and Windows Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address.
+    """
+    return _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def is_in_group() -> bool:
