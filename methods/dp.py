@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_without
+from raysim.base.counting import counts_with, counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Message, Method, RunSizes, ServerView, State, require
 from raysim.core.weights import Weights
@@ -39,7 +39,8 @@ STEP, COUNT_NOISE = 0.2, 1 / 20
 def dp(
     *,
     clip: float = 1.0,
-    noise: float = 1.0,
+    noise: Annotated[float, counts_with("epsilon", None)] = 1.0,
+    epsilon: float | None = None,
     delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5,
     adaptive: float | None = None,
     noise_cohort_size: int | None = None,
@@ -59,6 +60,9 @@ def dp(
     and noise z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2) on the sum, so that sum and count together cost what z says. A cohort
     smaller than 20 z has sigma_b = z, which is ours: with the paper's the count alone costs all that z says at m = 10 z.
 
+    With `epsilon`, z is the least noise with which all rounds of the run spend at most epsilon; `dp/noise` is z. A finished run
+    that is resumed with more rounds keeps z, and spends more.
+
     `dp/epsilon` is what the rounds so far have spent at this delta, `dp/next_epsilon` with one more, by Renyi differential
     privacy (dp-accounting, the extra `privacy`). Neighbours, with the share q = m / clients: with cohort.sampling poisson
     two populations of which one has one client more; with fixed cohorts two of one size in which one client is another.
@@ -73,6 +77,7 @@ def dp(
     Args:
       clip: S, largest L2 norm of a client's update, > 0; with `adaptive`, the clip of the first round.
       noise: z, standard deviation of the noise on the sum as a multiple of the clip, >= 0.
+      epsilon: what all rounds of the run may spend, > 0; the noise follows from it. null: `noise` is given.
       delta: delta of (epsilon, delta)-privacy, in (0, 1) and below 1 / clients.
       adaptive: quantile of the norms that the clip follows, in (0, 1); 0.5 in the paper. null: the clip is constant.
       noise_cohort_size: cohort size for noise and epsilon, to simulate a large cohort with few clients (pfl-research,
@@ -84,18 +89,16 @@ def dp(
     """
     require("dp: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
     require("dp: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
+    require("dp: epsilon", epsilon, epsilon is None or 0 < epsilon < math.inf, "> 0", "8 is common")
     require("dp: delta", delta, 0 < delta < 1, "in (0, 1)", "take less than 1 / clients")
-    if adaptive is not None:
-        require("dp: adaptive", adaptive, 0 < adaptive < 1, "in (0, 1)", "0.5 follows the median of the norms")
-    if noise_cohort_size is not None:
-        require("dp: noise_cohort_size", noise_cohort_size, noise_cohort_size >= 1, ">= 1", "null is the cohort's size")
+    is_quantile = adaptive is None or 0 < adaptive < 1
+    require("dp: adaptive", adaptive, is_quantile, "in (0, 1)", "0.5 follows the median of the norms")
+    is_size = noise_cohort_size is None or noise_cohort_size >= 1
+    require("dp: noise_cohort_size", noise_cohort_size, is_size, ">= 1", "null is the cohort's size")
     trusted = frozenset(trust or ())
 
     def init(params: Tensor, layout: Layout) -> State:
-        if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
-            names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
-            mend = "set model.norm to group, or keep the norms personal"
-            raise ValueError(f"dp: {names} would be averaged without noise; {mend}")
+        _refuse_buffers(layout)
         _accounting()
         return {"clip": clip}
 
@@ -103,21 +106,20 @@ def dp(
         return Message(message.params, {"clip": state["clip"]})
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
-        share = server.report["scale"] * server.is_active / server.cohort_size
-        return dict.fromkeys(weights, share)
+        return dict.fromkeys(weights, server.report["scale"] * server.is_active / server.cohort_size)
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         size, bound = noise_cohort_size or server.cohort_size, state["clip"]
-        _log(server, bound, spending(noise, size, server.population, server.sampling), delta, trusted)
-        sigma_count, sigma_sum = (0.0, noise) if adaptive is None else split_noise(noise, size)
+        sampled, z = (size, server.population, server.sampling), noise
+        if epsilon is not None:  # kept, so that a run with more rounds later has noise of one size
+            z = state.get("noise") or noise_for(epsilon, delta, server.num_rounds, *sampled)
+            server.log("noise", z)
+        _log(server, bound, spending(z, *sampled), delta, trusted)
+        sigma_count, sigma_sum = (0.0, z) if adaptive is None else split_noise(z, size)
         draws = torch.randn(len(update), generator=server.generator)
         noised = update + server.layout.zero_personal_(draws * (sigma_sum * bound / size))
-        if adaptive is not None:
-            draw = float(torch.randn((), dtype=torch.float64, generator=server.generator)) * sigma_count / size
-            is_within = (server.report["scale"] >= 1)[server.is_active].double()
-            share = 0.5 + float((is_within - 0.5).sum()) / server.cohort_size + draw
-            bound = bound * math.exp(-STEP * (share - adaptive))
-        return noised, {"clip": bound}
+        bound = bound if adaptive is None else next_clip(bound, adaptive, sigma_count / size, server)
+        return noised, {"clip": bound} if epsilon is None else {"clip": bound, "noise": z}
 
     return Method(
         "dp",
@@ -127,10 +129,19 @@ def dp(
         weigh=weigh,
         server_update=server_update,
         claims=frozenset({"weights:*", "merge"}),
-        fits=partial(_fault, noise=noise, delta=delta, noise_cohort_size=noise_cohort_size, trusted=trusted),
+        fits=partial(
+            _fault, noise=noise, epsilon=epsilon, delta=delta, noise_cohort_size=noise_cohort_size, trusted=trusted
+        ),
         excludes=EXCLUDES,
         trusts=POST_PROCESSING | trusted,
     )
+
+
+def _refuse_buffers(layout: Layout) -> None:
+    if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
+        names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
+        mend = "set model.norm to group, or keep the norms personal"
+        raise ValueError(f"dp: {names} would be averaged without noise; {mend}")
 
 
 def clipping(client: ClientView) -> dict[str, Tensor]:
@@ -140,28 +151,56 @@ def clipping(client: ClientView) -> dict[str, Tensor]:
     return {"norm": norm, "scale": (client.message["clip"] / norm).clamp(max=1.0)}
 
 
+def next_clip(clip: float, quantile: float, deviation: float, server: ServerView) -> float:
+    """The clip after a round of adaptive clipping. deviation: of the noise on the share of norms within the clip."""
+    draw = float(torch.randn((), dtype=torch.float64, generator=server.generator)) * deviation
+    is_within = (server.report["scale"] >= 1)[server.is_active].double()
+    share = 0.5 + float((is_within - 0.5).sum()) / server.cohort_size + draw
+    return clip * math.exp(-STEP * (share - quantile))
+
+
 def split_noise(noise: float, size: int) -> tuple[float, float]:
     """(sigma_b of the count, multiplier of the sum) that together are as private as `noise`; Andrew et al., theorem 1."""
     sigma_count = max(COUNT_NOISE * size, noise)
     return sigma_count, noise / math.sqrt(1 - (noise / (2 * sigma_count)) ** 2)
 
 
-@lru_cache(maxsize=32)
-def spending(noise: float, size: int, population: int, sampling: str) -> tuple[Sequence[float], Any]:
-    """(orders, Renyi divergence of each) of one round; rounds add up. size: clients of a round, of the population."""
+def _of_round(noise: float, size: int, population: int, sampling: str) -> tuple[Any, Any]:
+    """(event, neighbours) of one round for an accountant."""
     accounting = _accounting()
     relation = accounting.NeighboringRelation
     if noise == 0:
-        event, neighbours = accounting.NonPrivateDpEvent(), relation.ADD_OR_REMOVE_ONE
-    elif sampling == "poisson":
+        return accounting.NonPrivateDpEvent(), relation.ADD_OR_REMOVE_ONE
+    if sampling == "poisson":
         event = accounting.PoissonSampledDpEvent(size / population, accounting.GaussianDpEvent(noise))
-        neighbours = relation.ADD_OR_REMOVE_ONE
-    else:  # one client replaced by another moves the sum by up to 2 S
-        event = accounting.SampledWithoutReplacementDpEvent(population, size, accounting.GaussianDpEvent(noise / 2))
-        neighbours = relation.REPLACE_ONE
-    accountant = accounting.rdp.RdpAccountant(neighboring_relation=neighbours)
+        return event, relation.ADD_OR_REMOVE_ONE
+    # One client replaced by another moves the sum by up to 2 S.
+    event = accounting.SampledWithoutReplacementDpEvent(population, size, accounting.GaussianDpEvent(noise / 2))
+    return event, relation.REPLACE_ONE
+
+
+@lru_cache(maxsize=32)
+def spending(noise: float, size: int, population: int, sampling: str) -> tuple[Sequence[float], Any]:
+    """(orders, Renyi divergence of each) of one round; rounds add up. size: clients of a round, of the population."""
+    event, neighbours = _of_round(noise, size, population, sampling)
+    accountant = _accounting().rdp.RdpAccountant(neighboring_relation=neighbours)
     accountant.compose(event)
     return accountant.orders, accountant.rdp
+
+
+@lru_cache(maxsize=32)
+def noise_for(epsilon: float, delta: float, rounds: int, size: int, population: int, sampling: str) -> float:
+    """The least noise, to 0.001, with which so many rounds spend at most epsilon. The rest: see `spending`."""
+    accounting = _accounting()
+    _, neighbours = _of_round(1.0, size, population, sampling)
+    found: float = accounting.calibrate_dp_mechanism(
+        lambda: accounting.rdp.RdpAccountant(neighboring_relation=neighbours),
+        lambda noise: accounting.SelfComposedDpEvent(_of_round(noise, size, population, sampling)[0], rounds),
+        epsilon,
+        delta,
+        tol=1e-3,
+    )
+    return found
 
 
 def epsilon_after(rounds: int, spent: tuple[Sequence[float], Any], delta: float) -> float:
@@ -184,7 +223,13 @@ def _log(
 
 
 def _fault(
-    sizes: RunSizes, *, noise: float, delta: float, noise_cohort_size: int | None, trusted: frozenset[str]
+    sizes: RunSizes,
+    *,
+    noise: float,
+    epsilon: float | None,
+    delta: float,
+    noise_cohort_size: int | None,
+    trusted: frozenset[str],
 ) -> str:
     """Return why a run of these sizes is refused; empty if it is not."""
     if unknown := sorted(trusted - set(sizes.methods)):
@@ -194,6 +239,12 @@ def _fault(
             f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: one client's data could be published"
         )
     size = noise_cohort_size or sizes.cohort_size
+    if epsilon is not None:
+        least = epsilon_after(sizes.num_rounds, spending(MOST_NOISE, size, sizes.population, sizes.sampling), delta)
+        if least > epsilon:
+            text = f"epsilon {epsilon:g} in {sizes.num_rounds} rounds takes more noise than {MOST_NOISE:g}"
+            return f"{text}; raise epsilon or lower rounds"
+        noise = noise_for(epsilon, delta, sizes.num_rounds, size, sizes.population, sizes.sampling)
     if sizes.stop_epsilon is not None:
         first = epsilon_after(1, spending(noise, size, sizes.population, sizes.sampling), delta)
         if first > sizes.stop_epsilon:

@@ -288,6 +288,7 @@ class ServerView:
       population: number of all clients.
       cohort_size: of the configuration: with Poisson sampling the expected one.
       sampling: of cohorts: "fixed" size without replacement, or "poisson".
+      num_rounds: of the whole run.
       crowd: all clients of the run.
       clients: (K,) int64 client ids, ascending.
       num_examples, num_steps: (K,) int64.
@@ -349,6 +350,7 @@ class ServerView:
     crowd: Crowd = NO_CROWD
     cohort_size: int = 0
     sampling: Sampling = "fixed"
+    num_rounds: int = 1
 
     @property
     def is_active(self) -> Tensor:

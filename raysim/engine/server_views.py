@@ -101,6 +101,7 @@ class ServerViews:
             crowd=server.crowd(method),
             cohort_size=phase.cohort_size,
             sampling=phase.sampling,
+            num_rounds=server.num_rounds,
         )
 
     def _log(self, method: str, clients: Tensor, name: str, value: float | Tensor, columns: Sequence[str] = ()) -> None:

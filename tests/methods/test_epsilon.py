@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from methods.dp import epsilon_after, spending
+from methods.dp import epsilon_after, noise_for, spending
 from tests.support.federations import plan_of, server_on
 
 
@@ -101,3 +101,15 @@ def test_epsilon_of_each_round_is_logged_and_the_next_ones_comes_true(root):
 def test_without_noise_epsilon_is_infinite(root):
     metrics = server_on(plan_of(root, [{"dp": {"noise": 0.0}}]), root).run_round(0).metrics
     assert metrics["dp/epsilon"] == math.inf
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize(("epsilon", "rounds"), [(8.0, 20), (1.0, 5)])
+def test_noise_for_an_epsilon_is_the_least_that_keeps_it(epsilon, rounds, sampling):
+    noise = noise_for(epsilon, 1e-5, rounds, 10, 200, sampling)
+    assert epsilon_after(rounds, spending(noise, 10, 200, sampling), 1e-5) <= epsilon
+    assert epsilon_after(rounds, spending(noise - 0.004, 10, 200, sampling), 1e-5) > epsilon
+
+
+def test_noise_for_an_epsilon_of_one_gaussian_release_is_the_librarys():
+    assert noise_for(1.0, 1e-6, 1, 50, 50, "poisson") == pytest.approx(4.530877117, rel=2e-3)  # see above

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 
 import raysim
-from methods.dp import COUNT_NOISE, clipping, dp, epsilon_after, spending, split_noise
+from methods.dp import COUNT_NOISE, clipping, dp, epsilon_after, noise_for, spending, split_noise
 from raysim.base.errors import ConfigError
 from raysim.core.layout import layout_of
 from raysim.core.seeding import derive_seed, torch_generator
@@ -315,12 +315,35 @@ def test_without_the_library_one_sentence_says_how_to_get_it(root, monkeypatch):
         ({"delta": 1.0}, "delta must be in"),
         ({"adaptive": 1.0}, "adaptive must be in"),
         ({"noise_cohort_size": 0}, "noise_cohort_size must be >= 1"),
+        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"epsilon": 8.0, "noise": 0.5}, r"noise.*has no effect with epsilon 8"),
+        ({"epsilon": 1e-9}, "epsilon 1e-09 in 3 rounds takes more noise than 10000; raise epsilon"),
     ],
 )
 def test_options_out_of_range_are_one_clear_error(root, options, words):
     with pytest.raises(ConfigError, match=words) as caught:
         plan_of(root, [{"dp": options}])
     assert len(caught.value.faults) == 1
+
+
+def test_a_run_for_an_epsilon_is_the_run_with_its_noise_and_spends_no_more(root):
+    sizes = plan_of(root).config
+    noise = noise_for(2.0, 1e-5, 3, sizes.cohort_size, sizes.num_clients, "fixed")
+    aimed, given = (plan_of(root, [{"dp": options}], rounds=3) for options in ({"epsilon": 2.0}, {"noise": noise}))
+    server = server_on(aimed, root)
+    last = [server.run_round(index) for index in range(3)][-1].metrics
+    assert last["dp/noise"] == noise
+    assert 1.99 < last["dp/epsilon"] <= 2.0 < last["dp/next_epsilon"]
+    assert (server.params == run(given, root).params).all()
+
+
+def test_a_run_with_more_rounds_later_keeps_its_noise():
+    server = round_of(num_rounds=7)
+    _, state = dp(epsilon=8.0).server_update(torch.zeros(10_000), {"clip": 1.0}, server)
+    assert state["noise"] == server.logged["noise"] == noise_for(8.0, 1e-5, 7, 4, 100, "fixed")
+    longer = round_of(num_rounds=70)
+    assert dp(epsilon=8.0).server_update(torch.zeros(10_000), state, longer)[1] == state
+    assert longer.logged["noise"] == state["noise"]
 
 
 def test_an_epsilon_that_the_first_round_overspends_is_known_before_it(root):

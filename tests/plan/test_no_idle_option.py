@@ -273,6 +273,7 @@ VALUES = {
     ("diagnostics", "every"): [3],
     ("qsgd", "bucket"): [16],
     ("dp", "noise_cohort_size"): [4],
+    ("dp", "epsilon"): [50.0],
     **{(name, "share"): [0.5] for name in ATTACKS},
     **{(name, "from_round"): [1] for name in ATTACKS},
     ("livar", "table"): ["paper", "online"],

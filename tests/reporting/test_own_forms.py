@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 import raysim
 from raysim import Method
 from tests.fuzz import own_code
+from tests.support.federations import SMALL
 
 OWN = "tests.fuzz.own_code"
 
@@ -116,17 +118,26 @@ def test_own_code_may_be_an_axis_of_what_is_reported(axis, settings, tmp_path):
     assert table is None or table.size == len(AXES[axis])
 
 
+@pytest.fixture(scope="module")
+def two_runs(root, tmp_path_factory):
+    """Storage with the finished runs run-0 and run-1."""
+    storage = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        names = {"seed": seed, "name": f"run-{seed}", "storage": str(storage)}
+        raysim.run({**SMALL, "data": {"root": str(root)}, "rounds": 1, **names}, quiet=True)
+    return storage
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe{", b"round,server/accuracy\n0,x\n"])
 @pytest.mark.parametrize(
     "name",
     ["config.yaml", "summary.json", "progress.csv", "clients.parquet", "env.json", "partition.json", "COMPLETED"],
 )
-def test_one_damaged_run_never_costs_the_report(name, content, settings, tmp_path):
-    given = {**settings, "rounds": 1}
-    runs = [raysim.run(given, {"seed": seed, "name": f"run-{seed}"}, quiet=True) for seed in (0, 1)]
-    path = runs[1].folder / name
+def test_one_damaged_run_never_costs_the_report(name, content, two_runs, tmp_path):
+    runs = sorted(shutil.copytree(two_runs, tmp_path / "runs").glob("run-?"))
+    path = runs[1] / name
     (next(path.iterdir()) if path.is_dir() else path).write_bytes(content)
-    report = raysim.report([run.folder for run in runs], out=tmp_path / "report", figures=["bars", "curves", "weights"])
+    report = raysim.report(runs, out=tmp_path / "report", figures=["bars", "curves", "weights"])
     assert len(report.cells) == 1
     assert report.cells["mean"].notna().all()
     assert "bars" in report.figures

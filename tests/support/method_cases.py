@@ -107,6 +107,7 @@ CNN_CASES: dict[str, Methods] = {
     "fltrust": ["fltrust"],
     "livar-head": [{"livar": {"components": "head"}}],
     "dp": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "noise": 0.5}}],
+    "dp-epsilon": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "epsilon": 20.0}}],
     "dp-adaptive": [
         PERSONAL_NORMS,
         "fedprox",

@@ -34,6 +34,8 @@ class ForkServer:
                 [sys.executable, __file__, "--serve", *map(str, fds)],
                 pass_fds=fds,
                 start_new_session=True,  # Ctrl-C in the terminal is not for this process
+                stdout=subprocess.DEVNULL,  # of its imports; workers have streams of their own, and say what is wrong there
+                stderr=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
             os.close(ours)
