@@ -82,12 +82,10 @@ def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clon
     assert (cluster.home / "runs" / "hundred" / "COMPLETED").exists()
     assert summary_of(cluster, "hundred")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
 
-    places = (cluster.home / "runs" / "hundred", cluster.dashboard, cluster.address)
-    shown = cluster.command(sys.executable, "-m", "raysim", "status", *places, cwd=clone, RAY_ADDRESS="127.0.0.1:1")
+    run = cluster.home / "runs" / "hundred"
+    shown = cluster.command(sys.executable, "-m", "raysim", "status", run, cwd=clone, RAY_ADDRESS="127.0.0.1:1")
     assert shown.returncode == 0, shown.stdout
     assert re.search(r"completed +│ 100 of 100 +│ accuracy 0\.\d+ +│ \d+ (s|min) ago", shown.stdout), shown.stdout
-    listed = re.findall(r"hundred +│ succeeded +│ \d+ (?:s|min) ago +│ python -m raysim run", shown.stdout)
-    assert len(listed) == 2, shown.stdout  # by the dashboard's address and by the head's
 
     used = json.loads((cluster.home / "runs" / "hundred" / "env.json").read_text())["resources"]
     assert (used["trainers"], used["gpus_per_trainer"]) == (2, 0.5)  # driven from a head without CPUs
@@ -100,10 +98,10 @@ def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clon
 
 @pytest.mark.cluster
 def test_exit_status_of_the_job_follows_the_run(cluster, clone):
-    result = cluster.submit(CONFIG, "local.lr=-1", "methods=[fedporx]", "data.name=cifar10", cwd=clone)
+    result = cluster.submit(CONFIG, "methods=[fedporx]", "data.name=cifar10", cwd=clone)
     assert result.returncode == 1
     assert "failed with exit code 2" in result.stdout
-    assert "3 faults in configs/quickstart.yaml" in result.stdout
+    assert "2 faults in configs/quickstart.yaml" in result.stdout
     assert f"no prepared set 'cifar10' in {cluster.home}/data/cifar10/cifar10.arrow" in result.stdout
     assert "a folder there, or to a URI such as s3://bucket/data" in result.stdout
     raises = "methods=[{tests.support.toys:raises: {client: 3, round_index: 1}}]"
