@@ -15,6 +15,9 @@ ADDRESS = "RAYSIM_FORK_SERVER"
 #: Imported before the first fork. Ray itself is imported by each worker: it reads the session's token as it is loaded.
 PRELOADED = ("raysim.engine.simulation", "raysim.plan.build")
 
+#: Who is ended first when memory runs out.
+BADNESS = "/proc/self/oom_score_adj"
+
 
 class ForkServer:
     """A process that forks into Ray's workers; it ends with `close`, and with the process that started it."""
@@ -75,11 +78,13 @@ def become_worker(connection: socket.socket) -> None:
 
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as stream:
-        command, folder, environment = json.loads(stream.read(int.from_bytes(size, "big")))
+        command, folder, environment, badness = json.loads(stream.read(int.from_bytes(size, "big")))
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
     os.setpgid(0, 0)  # Ray ends what a worker started by the worker's process group
+    with open(BADNESS, "w") as file:  # Ray has raised the other process's, so that the kernel ends workers first
+        file.write(badness)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -98,7 +103,8 @@ def ask_for_worker(command: list[str], address: str) -> bool:
             connection.connect(address)
         except OSError:
             return False
-        text = json.dumps((command, os.getcwd(), dict(os.environ))).encode()
+        with open(BADNESS) as file:
+            text = json.dumps((command, os.getcwd(), dict(os.environ), file.read())).encode()
         socket.send_fds(connection, [len(text).to_bytes(8, "big")], [0, 1, 2])
         connection.sendall(text)
         connection.recv(1)

@@ -218,16 +218,10 @@ def few_processes() -> Iterator[None]:
     Ray has no public switches for these: a Ray without the private names starts as usual.
     """
     replacements: list[tuple[object, str, object]] = [
-        (
-            utils,
-            "get_dashboard_dependency_error",
-            lambda: ImportError("no dashboard is wanted"),
-        ),  # for the node's agent
-        *(
-            (ray_node.Node, f"start_{process}", lambda *_, **__: None)
-            for process in ("monitor", "log_monitor", "api_server")
-        ),
+        (ray_node.Node, f"start_{process}", _nothing) for process in ("monitor", "log_monitor", "api_server")
     ]
+    # What the node's agent asks before it loads its part of the dashboard.
+    replacements.append((utils, "get_dashboard_dependency_error", lambda: ImportError("no dashboard is wanted")))
     with contextlib.ExitStack() as stack:
         if sys.platform == "linux":  # forks are unsafe on macOS, and unknown to Windows
             _FORK_SERVERS.append(ForkServer())
@@ -237,6 +231,10 @@ def few_processes() -> Iterator[None]:
         for owner, name, value in replacements:
             stack.enter_context(_replaced(owner, name, value))
         yield
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Start no process."""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import json, os, sys, threading, time
 facts = dict(
     pid=os.getpid(), parent=os.getppid(), group=os.getpgid(0), argv=sys.argv, path=sys.path[0], folder=os.getcwd(),
     given=os.environ.get("GIVEN"), names=len(os.environ), torch="torch" in sys.modules, ray="ray" in sys.modules,
-    name=__name__, threads=threading.active_count(),
+    badness=open("/proc/self/oom_score_adj").read(), name=__name__, threads=threading.active_count(),
 )
 print("out"); print("err", file=sys.stderr)
 with open(sys.argv[1] + ".part", "w") as file:
@@ -51,7 +51,9 @@ def started(server, tmp_path):
         at, folder, output = tmp_path / "facts.json", tmp_path / "folder", tmp_path / "output"
         folder.mkdir(exist_ok=True)
         at.unlink(missing_ok=True)
-        command = [sys.executable, forking.__file__, str(script), str(at), str(seconds), "--language=PYTHON"]
+        raised = 'echo 500 > /proc/self/oom_score_adj; exec "$0" "$@"'
+        worker = [forking.__file__, str(script), str(at), str(seconds), "--language=PYTHON"]
+        command = ["sh", "-c", raised, sys.executable, *worker]
         with output.open("w") as file:
             environment = environment or {ADDRESS: server.address, "GIVEN": "ü"}
             process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
@@ -85,6 +87,7 @@ def test_a_worker_is_a_fork_with_what_ray_gave_it(server, started, tmp_path):
     assert facts["argv"] == [str(tmp_path / "worker.py"), str(tmp_path / "facts.json"), "0"]
     assert (facts["path"], facts["folder"]) == (str(tmp_path), str(tmp_path / "folder"))
     assert (facts["given"], facts["name"], facts["threads"]) == ("ü", "__main__", 1)
+    assert facts["badness"] == "500\n"
     assert facts["names"] <= 4, "the environment is Ray's alone"
     assert facts["pid"] == facts["group"] != process.pid
     assert "--serve" in psutil.Process(facts["parent"]).cmdline()
@@ -103,6 +106,18 @@ def test_without_a_fork_server_ray_sets_the_worker_up_itself(tmp_path):
     command = [sys.executable, forking.__file__, "-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "x"]
     ended = subprocess.run([*command, "--language=PYTHON"], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "['-c', 'x'] False\n"
+
+
+def test_workers_outlive_a_killed_fork_server(started):
+    server = ForkServer()
+    process, facts, _ = started(600, {ADDRESS: server.address})
+    os.kill(facts["parent"], signal.SIGKILL)
+    server.close()
+    assert not ask_for_worker(["worker.py"], server.address)
+    assert process.poll() is None
+    assert not is_gone(facts["pid"])
+    os.kill(facts["pid"], signal.SIGKILL)
+    assert process.wait(30) == 0
 
 
 def test_the_fork_server_ends_with_the_process_that_started_it():
