@@ -138,6 +138,7 @@ def dp(
 
 
 def _refuse_buffers(layout: Layout) -> None:
+    """Raise ValueError for shared buffers."""
     if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
         names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
         mend = "set model.norm to group, or keep the norms personal"
@@ -152,7 +153,12 @@ def clipping(client: ClientView) -> dict[str, Tensor]:
 
 
 def next_clip(clip: float, quantile: float, deviation: float, server: ServerView) -> float:
-    """The clip after a round of adaptive clipping. deviation: of the noise on the share of norms within the clip."""
+    """Return the clip after a round: Andrew et al. 2021, Algorithm 1, as in `dp`.
+
+    Args:
+      quantile: gamma, `adaptive` of `dp`.
+      deviation: standard deviation of the noise on the share of norms within the clip.
+    """
     draw = float(torch.randn((), dtype=torch.float64, generator=server.generator)) * deviation
     is_within = (server.report["scale"] >= 1)[server.is_active].double()
     share = 0.5 + float((is_within - 0.5).sum()) / server.cohort_size + draw
@@ -166,7 +172,7 @@ def split_noise(noise: float, size: int) -> tuple[float, float]:
 
 
 def _of_round(noise: float, size: int, population: int, sampling: str) -> tuple[Any, Any]:
-    """(event, neighbours) of one round for an accountant."""
+    """Return dp-accounting's (event, neighbouring relation) of one round."""
     accounting = _accounting()
     relation = accounting.NeighboringRelation
     if noise == 0:
@@ -190,7 +196,11 @@ def spending(noise: float, size: int, population: int, sampling: str) -> tuple[S
 
 @lru_cache(maxsize=32)
 def noise_for(epsilon: float, delta: float, rounds: int, size: int, population: int, sampling: str) -> float:
-    """The least noise, to 0.001, with which so many rounds spend at most epsilon. The rest: see `spending`."""
+    """Return the least noise multiplier, to 0.001, with which all rounds spend at most epsilon at delta.
+
+    Args:
+      size: clients of a round; population: all clients; sampling: "fixed" or "poisson".
+    """
     accounting = _accounting()
     _, neighbours = _of_round(1.0, size, population, sampling)
     found: float = accounting.calibrate_dp_mechanism(

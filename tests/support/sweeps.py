@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -68,20 +69,14 @@ def wait_for(condition, seconds=60):
         time.sleep(0.2)
 
 
-def trial_processes(ray):
-    """Processes of this Ray that belong to a trial."""
-
-    session = ray._private.worker.global_worker.node.get_session_dir_path()
+def trial_processes():
+    """Titles of processes of the tests' Ray that belong to a trial: descendants of this process, which started Ray."""
+    names = ("TrainerActor", "ServerActor", "FileHost", "ImplicitFunc")
     found = []
-    for process in psutil.process_iter():
-        try:
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
             title = " ".join(process.cmdline())
-            parents = " ".join(" ".join(parent.cmdline()) for parent in process.parents())
-        except psutil.Error:
-            continue
-        names = ("TrainerActor", "ServerActor", "FileHost", "ImplicitFunc")
-        if title.startswith("ray::") and any(name in title for name in names) and session in parents:
-            found.append(title)
+            found += [title] * (title.startswith("ray::") and any(name in title for name in names))
     return found
 
 

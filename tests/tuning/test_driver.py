@@ -222,7 +222,7 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
     groups = {"rounds": 4, "partition": {"alpha": 10.0}, "data": {"test": 0.25}, "resources": resources}
     sweep = a_sweep(root, tmp_path, space, tune, **groups)
     seen = []
-    outcomes, lines = run(sweep, lambda: seen.append(trial_processes(ray_cluster)))
+    outcomes, lines = run(sweep, lambda: seen.append(trial_processes()))
     assert any("ImplicitFunc" in title for title in seen[-1])
     assert any("TrainerActor" in title for title in seen[-1])
     good, bad = (outcomes[trial.name] for trial in sweep.trials)
@@ -234,7 +234,7 @@ def test_asha_stops_trials_and_no_actor_outlives_its_trial(root, tmp_path, ray_c
     assert len((folder / "progress.csv").read_text().splitlines()) == 1 + 2
     assert ranked(sweep, outcomes)[0].name == "lr=0.3"
     wait_for(lambda: is_all_free(ray_cluster))
-    wait_for(lambda: not trial_processes(ray_cluster))
+    wait_for(lambda: not trial_processes())
     again, lines = run(sweep)
     assert again == outcomes
     assert lines == []

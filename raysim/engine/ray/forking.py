@@ -1,7 +1,8 @@
-"""Worker processes of a local Ray as forks of one process that has imported PyTorch, so that PyTorch is imported once.
+"""Fork server for the workers of a local Ray: PyTorch is imported once, and its memory is shared.
 
-Ray starts this file in place of its own `setup_worker.py`. The file asks the fork server for a worker and ends with it.
-Linux only; elsewhere, and without a fork server, workers start as Ray starts them.
+Ray starts this file in place of Ray's `setup_worker.py`; the file asks the fork server for a worker and waits for the
+worker's end. Linux only. Without a fork server, and with a runtime environment (the trials of Ray Tune have one),
+Ray's own `setup_worker.py` runs.
 """
 
 import json
@@ -20,7 +21,7 @@ BADNESS = "/proc/self/oom_score_adj"
 
 
 class ForkServer:
-    """A process that forks into Ray's workers; it ends with `close`, and with the process that started it."""
+    """A process that has imported PyTorch and forks workers of Ray. `close` ends the server, as does the caller's end."""
 
     def __init__(self) -> None:
         import subprocess
@@ -44,7 +45,7 @@ class ForkServer:
             os.close(ours)
 
     def close(self) -> None:
-        """End the process; its workers live on."""
+        """End the server; running workers continue."""
         self._process.terminate()
         self._process.wait()
         os.close(self._lifeline)
@@ -52,7 +53,7 @@ class ForkServer:
 
 
 def serve(listener: socket.socket, lifeline: int) -> None:
-    """Fork into a worker for each connection until nobody holds the other end of the lifeline."""
+    """Fork a worker for each connection until the write end of the pipe `lifeline` closes."""
     import gc
     import importlib
     import select
@@ -94,9 +95,9 @@ def become_worker(connection: socket.socket) -> None:
 
 
 def ask_for_worker(command: list[str], address: str) -> bool:
-    """Have the fork server run a worker and wait for the worker's end. False: there is no fork server.
+    """Run a worker in the fork server and return after the worker's end. Return False if no fork server answers.
 
-    The worker holds the connection, so that it is closed when the worker ends, however that happens.
+    The worker inherits the connection, so any end of the worker closes the connection.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -112,14 +113,15 @@ def ask_for_worker(command: list[str], address: str) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve forks, or be the process of a worker that Ray starts."""
+    """Serve forks, or start one worker for Ray."""
     if arguments[0] == "--serve":
         serve(socket.socket(fileno=int(arguments[1])), int(arguments[2]))
         return
     del sys.path[0]  # this folder
-    command = [value for value in arguments if not value.startswith(("--language=", "--serialized-runtime-env"))]
-    of_ray = [value for value in arguments if value.startswith("--serialized-runtime-env")]
-    if of_ray or command[0].startswith("-") or not ask_for_worker(command, os.environ.get(ADDRESS, "")):
+    command = [value for value in arguments if not value.startswith("--language=")]
+    has_environment = any(value.startswith("--serialized-runtime-env") for value in command)
+    is_plain = not has_environment and not command[0].startswith("-")  # options of Python come before Ray's worker
+    if not (is_plain and ask_for_worker(command, os.environ.get(ADDRESS, ""))):
         import ray
 
         setup = os.path.join(os.path.dirname(ray.__file__), "_private", "workers", "setup_worker.py")

@@ -213,9 +213,9 @@ def end_ray() -> None:
 
 @contextlib.contextmanager
 def few_processes() -> Iterator[None]:
-    """Start a Ray in the block without dashboard, autoscaler and log monitor; on Linux its workers are forked.
+    """Start a Ray in the block without dashboard, autoscaler and log monitor, and on Linux with forked workers.
 
-    Ray has no public switches for these: a Ray without the private names starts as usual.
+    Ray has no public switches for these processes. A version of Ray without the private names starts as usual.
     """
     replacements: list[tuple[object, str, object]] = [
         (ray_node.Node, f"start_{process}", _nothing) for process in ("monitor", "log_monitor", "api_server")
@@ -239,7 +239,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 @contextlib.contextmanager
 def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute in the block, if there is one."""
+    """Replace an existing attribute in the block; a missing attribute stays missing."""
     before = vars(owner).get(name)
     if before is not None:
         setattr(owner, name, value)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 
 from raysim.engine.ray import forking
 from raysim.engine.ray.forking import ADDRESS, ForkServer, ask_for_worker
+from tests.support.sweeps import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
@@ -42,7 +42,7 @@ def server():
 
 @pytest.fixture
 def started(server, tmp_path):
-    """started(seconds, *arguments) -> (the process that Ray knows, facts of the forked worker, output's file)."""
+    """started(seconds, environment) -> (the process that Ray knows, facts of the forked worker, output's file)."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     processes = []
@@ -58,20 +58,12 @@ def started(server, tmp_path):
             environment = environment or {ADDRESS: server.address, "GIVEN": "ü"}
             process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
         processes.append(process)
-        wait_until(at.exists)
+        wait_for(at.exists)
         return process, json.loads(at.read_text()), output
 
     yield start
     for process in processes:
         process.kill()
-
-
-def wait_until(holds, seconds=60):
-    """Wait until holds() is true; AssertionError after the seconds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def is_gone(pid):
@@ -98,7 +90,7 @@ def test_the_process_that_ray_knows_ends_with_the_worker(started):
     assert process.poll() is None
     os.kill(facts["pid"], signal.SIGKILL)
     assert process.wait(30) == 0
-    wait_until(lambda: not psutil.pid_exists(facts["pid"]))  # not even a zombie is left
+    wait_for(lambda: not psutil.pid_exists(facts["pid"]))  # not even a zombie is left
 
 
 def test_without_a_fork_server_ray_sets_the_worker_up_itself(tmp_path):
@@ -130,7 +122,7 @@ def test_the_fork_server_ends_with_the_process_that_started_it():
         pid = int(owner.stdout.readline())
         assert not is_gone(pid)
         owner.kill()
-    wait_until(lambda: is_gone(pid))
+    wait_for(lambda: is_gone(pid))
 
 
 def test_workers_of_a_local_ray_are_forked(ray_cluster):
