@@ -47,9 +47,15 @@ def find_architecture(name: str) -> Architecture:
     raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")
 
 
-def prefers_channels_last(spec: ModelSpec) -> bool:
-    """Whether this model was measured to train faster with channels-last convolutions."""
-    return find_architecture(spec.name).prefers_channels_last
+def prefers_channels_last(spec: ModelSpec, module: nn.Module) -> bool:
+    """Whether this model was measured to train faster with channels-last convolutions, and is safe with them.
+
+    oneDNN's gradient of a narrow 1x1 convolution with a stride is wrong and writes outside its memory when images are
+    channels-last (uxlfoundation/oneDNN#6035): below 8 input channels with AVX2, below 16 with AVX-512.
+    """
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    is_unsafe = any(c.kernel_size == (1, 1) != c.stride and c.in_channels < 16 for c in convolutions)
+    return find_architecture(spec.name).prefers_channels_last and not is_unsafe
 
 
 def own_architecture(name: str) -> Architecture:

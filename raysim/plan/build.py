@@ -300,7 +300,7 @@ def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) ->
         head=head,
         trained=partition.trained,
         shared=partition.shared,
-        channels_last=prefers_channels_last(spec),
+        channels_last=prefers_channels_last(spec, skeleton),
         blocks=model.blocks,
     )
 
@@ -329,13 +329,14 @@ def make_trainer(recipe: Recipe) -> Trainer:
     """Build a trainer in the calling process."""
     receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
+    module = build_model(spec, seed=config.seed)
     return Trainer(
-        module=build_model(spec, seed=config.seed),
+        module=module,
         layout=layout_for(config.model, spec, methods),
         head=head_of(spec),
         phases=make_phases(config, methods),
         federation=open_federation(recipe),
-        transform=input_transform(config, recipe.info, channels_last=prefers_channels_last(spec)),
+        transform=input_transform(config, recipe.info, channels_last=prefers_channels_last(spec, module)),
         num_groups=len(recipe.info.groups),
         task=recipe.task,
         seed=config.seed,

@@ -26,7 +26,8 @@ from tests.support.models import TINY, batch_of, bound, spec_of
 def test_two_steps_change_every_leaf(name, channels):
     size, options = TINY[name]
     spec = spec_of(name, size, channels, **options)
-    model = bound(build_model(spec, seed=1), head_of(spec), channels_last=prefers_channels_last(spec))
+    module = build_model(spec, seed=1)
+    model = bound(module, head_of(spec), channels_last=prefers_channels_last(spec, module))
     model.module.train()
     before = model.params.clone()
     for _ in range(2):  # timm's ResNets begin with branches of factor 0, which hide what is inside from the first step
@@ -39,6 +40,22 @@ def test_two_steps_change_every_leaf(name, channels):
         if torch.equal(*(model.layout.view(v, leaf) for v in (before, model.params)))
     ]
     assert not still
+
+
+@pytest.mark.parametrize("width", [4, 12, 16])
+def test_narrow_strided_shortcuts_have_the_gradients_of_contiguous_images(width):
+    """oneDNN's gradient of a channels-last 1x1 convolution with stride 2 and few channels is wrong (uxlfoundation/oneDNN#6035)."""
+    spec = spec_of("resnet20", 8, width=width, depth=8)
+    module = build_model(spec, seed=1)
+    is_chosen = prefers_channels_last(spec, module)
+    assert is_chosen == (width == 16)
+    after = {}
+    for is_channels_last in (False, is_chosen):
+        model = bound(copy.deepcopy(module), head_of(spec), channels_last=is_channels_last)
+        model.module.train()
+        model.descend(cross_entropy, batch_of(spec), 0.01)
+        after[is_channels_last] = {leaf.name: model.layout.view(model.params, leaf) for leaf in model.layout.params}
+    assert all(torch.allclose(after[is_chosen][name], value, atol=1e-5) for name, value in after[False].items())
 
 
 def test_all_names_are_trained_above():
