@@ -37,7 +37,7 @@ def resources_of(layout: Layout) -> list[str]:
     layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
     weights = [f"weights:{leaf.name}" for leaf in layout.shared]
     backward = [f"backward:{name}" for name in layers]
-    return ["criterion", "merge", "broadcast-point", "server-optimizer", *weights, *backward]
+    return ["criterion", "own-model", "merge", "broadcast-point", "server-optimizer", *weights, *backward]
 
 
 def conflicts(

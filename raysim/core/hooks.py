@@ -27,6 +27,7 @@ CALLS = {
     "grads": ("gradient", "client"),
     "latecomers": ("clients", "crowd"),
     "overhear": ("server",),
+    "own_model": ("client",),
     "outgoing": ("update", "client"),
     "report": ("client",),
     "weigh": ("weights", "server"),

@@ -1,4 +1,4 @@
-"""Methods: frozen records of up to thirteen hooks, and the objects of a round that hooks see.
+"""Methods: frozen records of up to fourteen hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
@@ -12,11 +12,15 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | forward             | client, once per round       | forward({layer: LayerOp}, ClientView) -> {layer: LayerOp}   |
 | loss                | client, once per round       | loss(LossFn, ClientView) -> LossFn                          |
 | grads               | client, built once per round | grads(GradFn, ClientView) -> GradFn, called every step      |
-| outgoing            | client, after the last step  | outgoing(Update, ClientView) -> Update                      |
+| own_model           | client, after the last step  | own_model(ClientView) -> Tensor [num_state]                 |
+| outgoing            | client, after that           | outgoing(Update, ClientView) -> Update                      |
 | report              | client, after that           | report(ClientView) -> {name: number, Tensor or Vector}      |
 | weigh               | server, after the reports    | weigh(Weights, ServerView) -> Weights                       |
 | server_update       | server, last                 | server_update(update, state, ServerView) -> (update, state) |
 | evaluation_override | server, before a scoring     | evaluation_override(state, ServerView) -> {leaf: Tensor}    |
+
+What `own_model` returns is the client's own model beside the global model: it is scored as `clients/personal_*`, in place of
+the client's local model where layers are personal. With the need "client-memory" it is kept, as `memory["own_model"]`.
 
 What `outgoing` returns is what the client sends: it is summed, and reports see the model that it leads to
 (`ClientView.params`). Attacks, compression and a client's own noise are this hook.
@@ -193,6 +197,21 @@ class Model(Protocol):
         ...
 
 
+class Train(Protocol):
+    """See `ClientView.train`."""
+
+    def __call__(
+        self,
+        start: Tensor,
+        /,
+        *,
+        grads: Callable[[GradFn], GradFn] | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+    ) -> Tensor: ...
+
+
 class Batches(Protocol):
     """See `ClientView.batches`."""
 
@@ -218,6 +237,9 @@ class ClientView:
       overheard: for latecomers, what this method's `overhear` returned; {} for all others.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
       scratch: dropped after the round.
+      train: train(start) -> [num_state], where local steps on the client's examples lead from start [num_state], with the run's
+        settings but for the epochs, steps and learning rate given here, and without the methods' hooks; `grads` wraps the
+        gradient function. The client's own training is left alone.
       batches: batches() is a pass over the local examples, in an order drawn once for the client, without augmentation;
         with is_normalised=False the images are pixels in [0, 1], whole, at the size of the model's inputs.
       validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
@@ -249,6 +271,7 @@ class ClientView:
     memory: dict[str, Value]
     generator: torch.Generator
     batches: Batches
+    train: Train
     validation_gradient: Callable[[str], Tensor]
     validation_loss: Callable[[str], float]
     accuracy: Callable[[str], float]
@@ -373,7 +396,7 @@ class Method:
 
     Attributes:
       init: init(params, layout) -> server state of this method at the start of the run.
-      claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion",
+      claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion", "own-model",
         "weights:<leaf>", "backward:<layer>", "broadcast-point", "merge" (its `server_update` makes the update of its leaves
         from the clients' anew, whatever it is given), "server-optimizer"; "@head" in a pattern stands for the path of the
         classifier layer.
@@ -398,6 +421,7 @@ class Method:
     grads: Callable[[GradFn, ClientView], GradFn] | None = None
     latecomers: Callable[[Tensor, Crowd], Tensor] | None = None
     overhear: Callable[[ServerView], Mapping[str, Value]] | None = None
+    own_model: Callable[[ClientView], Tensor] | None = None
     outgoing: Callable[[Update, ClientView], Update] | None = None
     report: Callable[[ClientView], Mapping[str, Value]] | None = None
     weigh: Callable[[Weights, ServerView], Weights] | None = None

@@ -141,6 +141,18 @@ class Stack:
             if m.overhear is not None
         }
 
+    def own_model(self, views: Mapping[str, ClientView]) -> Tensor | None:
+        """Return a copy of the client's own model, [num_state], kept in its memory; None without such a method."""
+        state = None
+        for method in self.methods:
+            if method.own_model is not None:
+                view = views[method.name]
+                state = called(method.own_model, method, "own_model", view)(view)
+                state = shaped(state, view.state.shape, method, "own_model").clone()
+                if "client-memory" in method.needs:
+                    view.memory["own_model"] = state
+        return state
+
     def outgoing(self, update: Update, views: Mapping[str, ClientView]) -> Update:
         """Return the update that a client sends. update: result of the local steps."""
         for method in self.methods:
@@ -223,6 +235,11 @@ def chain(name: str, *parts: Method) -> Method:
         reports = stack.report({part.name: _client_inside(view, part) for part in parts})
         return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
 
+    def own_model(view: ClientView) -> Tensor:
+        state = stack.own_model({part.name: _client_inside(view, part) for part in parts})
+        assert state is not None
+        return state
+
     def outgoing(update: Update, view: ClientView) -> Update:
         return stack.outgoing(update, {part.name: _client_inside(view, part) for part in parts})
 
@@ -248,6 +265,7 @@ def chain(name: str, *parts: Method) -> Method:
         grads=_one_after_another(parts, "grads"),
         latecomers=where("latecomers", lambda clients, crowd: stack.latecomers(clients, lambda part: crowd)),
         overhear=where("overhear", overhear),
+        own_model=where("own_model", own_model),
         outgoing=where("outgoing", outgoing),
         report=where("report", report),
         weigh=where("weigh", weigh),

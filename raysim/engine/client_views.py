@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, State
+from raysim.core.method import Batch, ClientView, GradFn, State
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.engine.messages import RoundMessage, unpack
 from raysim.engine.schedule import Phase, crowd_of
 from raysim.training.inputs import Examples
+from raysim.training.local import train_locally
 
 if TYPE_CHECKING:
     from raysim.engine.trainer import Trainer
@@ -58,6 +60,7 @@ def client_views(
         head=trainer.head,
         model=model,
         batches=partial(_drawn_batches, trainer, client, examples),
+        train=partial(_trained_from, trainer, current, client, examples),
         validation_gradient=partial(trainer.on_validation, model.mean_gradient, settings.batch_size, seed),
         validation_loss=partial(trainer.on_validation, model.mean_loss, settings.batch_size, seed),
         accuracy=trainer.accuracy_on,
@@ -82,6 +85,40 @@ def _drawn_batches(trainer: Trainer, client: int, examples: Examples, *, is_norm
     order = torch.randperm(len(examples), generator=generator).to(examples.targets.device)
     drawn = Examples(examples.inputs[order], examples.targets[order])
     return trainer.batches_of(drawn, is_normalised=is_normalised)
+
+
+def _trained_from(
+    trainer: Trainer,
+    current: Round,
+    client: int,
+    examples: Examples,
+    start: Tensor,
+    /,
+    *,
+    grads: Callable[[GradFn], GradFn] | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+) -> Tensor:
+    """See `ClientView.train`."""
+    model, settings = trainer.model, current.phase.settings
+    if epochs is not None or steps is not None:
+        settings = replace(settings, epochs=epochs or settings.epochs, steps=steps)
+    gradient = grads(model.gradient_function(model.criterion)) if grads is not None else None
+    seed = derive_seed(trainer.seed, "own_model", current.index, client)
+    with model.aside(start, train=True, seed=seed):
+        train_locally(
+            model,
+            model.criterion,
+            gradient,
+            examples,
+            trainer.transform,
+            settings,
+            lr=settings.lr_of(current.index) if lr is None else lr,
+            generator=torch_generator(seed),
+            share=current.phase.share_of(client, trainer.seed, current.index),
+        )
+        return model.state.clone()
 
 
 def _group_counts(examples: Examples, num_groups: int) -> Tensor:

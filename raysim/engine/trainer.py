@@ -165,6 +165,7 @@ class Trainer:
         # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
+        own = phase.stack.own_model(views)
         peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start, self.layout)
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
         # Hooks are watched one by one, see `raysim.core.hooks.called`; this one wrote in a backward pass, outside of its call.
@@ -173,7 +174,7 @@ class Trainer:
             remedy = "work on a copy: all clients start from the same vector"
             raise MethodError(f"a hook of {names} wrote to client.start", "a backward pass", remedy)
         kept = take_memory(phase, views, self.layout, trained)
-        is_scored = self.layout.personal and current.message.is_scored
+        own = trained if own is None and self.layout.personal else own
         report = Reports(
             client=np.array([client]),
             block=np.array([block]),
@@ -185,7 +186,7 @@ class Trainer:
             peaks={"update": peak} | more,
             counters={name: np.array([count]) for name, count in model.counts().items()},
             methods=methods,
-            personal=self._personal_score(client, trained)[None] if is_scored else None,
+            personal=self._personal_score(client, own)[None] if own is not None and current.message.is_scored else None,
         )
         # Last, so that the time of the report and of the memory counts, too.
         seconds, origin = np.array([time.perf_counter() - began]), ""
@@ -204,17 +205,17 @@ class Trainer:
         # Personal leaves make this start the client's own; the update is taken from here.
         return self.model.state.clone()
 
-    def _personal_score(self, client: int, trained: Tensor) -> np.ndarray:
+    def _personal_score(self, client: int, own: Tensor) -> np.ndarray:
         """(domains, classes) float64: mean test value, see `Task`, of the client's own model by domain and class.
 
         (1, 1), on its own test rows, where clients have some. NaN where there is no example.
 
         Args:
-          trained: [num_state], that model; the one that is loaded may be what was sent.
+          own: [num_state], that model; the one that is loaded may be what was sent.
         """
         federation = self.federation
         start, end = federation.test_range(client)
-        self.model.state.copy_(trained)
+        self.model.state.copy_(own)
         score = self._score(Slice("test", start, end))
         values = self.task.values(score.columns) if len(score) else np.zeros(0)
         if federation.test_sizes is not None:

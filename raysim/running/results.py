@@ -21,7 +21,9 @@ from raysim.folders.storage import local_copy
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import nn
+    from torch import Tensor, nn
+
+    from raysim.models import ModelSpec
 
 
 class Run:
@@ -130,13 +132,15 @@ class Run:
             raise KeyError(f"no array {name!r} in {self.folder}: {logged}")
         return rounds
 
-    def model(self) -> nn.Module:
+    def model(self, client: int | None = None) -> nn.Module:
         """The network with the final global weights, in eval mode, for inputs as the run normalised them.
 
         A regression predicts in the units of the targets: a forward hook undoes `data.scale_targets`.
 
+        Args:
+          client: id of a client whose own model, or personal layers, the network gets, as the client's last round left them.
         Raises:
-          DataError: the run is not completed, or a file of it is damaged.
+          DataError: the run is not completed, a file of it is damaged, or the client keeps no weights.
         """
         from safetensors.torch import load_file
 
@@ -157,6 +161,8 @@ class Run:
         self._files.check_unchanged(self._files.model)
         with _sound(self._files.model):
             module.load_state_dict(load_file(self._files.model))
+        if client is not None:
+            module.load_state_dict(self._own_weights(client, config, spec), strict=False)
         if scale := facts.get("target_scale"):
             module.register_forward_hook(lambda _module, _inputs, outputs: unscaled(outputs, *scale))
         return module.eval()
@@ -166,6 +172,29 @@ class Run:
         run = Run(self.folder)
         _ = run.config, run.summary, run.history, run.clients
         return run
+
+    def _own_weights(self, client: int, config: Config, spec: ModelSpec) -> dict[str, Tensor]:
+        """Return name -> tensor of a client's own model or personal layers, from the newest checkpoint."""
+        import torch
+
+        from raysim.engine.checkpoint import CheckpointStore
+        from raysim.engine.client_results import ENGINE
+        from raysim.plan.build import layout_for
+        from raysim.plan.find import build_methods
+
+        store = CheckpointStore(self._files.checkpoints)
+        checkpoint = store.latest()
+        path = checkpoint.memories.get(client) if checkpoint else None
+        memory = store.read_memory(path) if path else {}
+        layout = layout_for(config.model, spec, build_methods(config.methods)[0])
+        weights = {name: torch.from_numpy(value) for name, value in memory.get(ENGINE, {}).items()}
+        for kept in memory.values():
+            if "own_model" in kept:
+                weights = layout.views(torch.from_numpy(kept["own_model"]))
+        if not weights:
+            mend = "choose a client that was drawn, in a run with own models (ditto) or personal layers"
+            raise DataError(f"client {client} keeps no weights", str(self.folder), mend)
+        return weights
 
     def _scores(self, metric: str) -> list[float]:
         """What a column of progress.csv holds, in the order of rounds."""

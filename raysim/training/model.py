@@ -186,7 +186,7 @@ class BoundModel:
         FedVG, section 3 (validation gradient): accumulated over mini-batches of any size. The model is left as found:
         buffers, counters, mode and the random streams of training.
         """
-        with self._aside(train=train, seed=seed), self._gradient_kept():
+        with self.aside(self.state, train=train, seed=seed):
             self.grad.zero_()
             for batch in batches:
                 logits = self.forward(batch.inputs).logits
@@ -196,16 +196,16 @@ class BoundModel:
     @torch.no_grad()
     def mean_loss(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> float:
         """Mean loss over all batches at the current point; see `mean_gradient`."""
-        with self._aside(train=train, seed=seed):
+        with self.aside(self.state, train=train, seed=seed):
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             for batch in batches:
                 total += self.task.total(self.forward(batch.inputs).logits, batch.targets)
         return float(total) / num_examples
 
     @contextmanager
-    def _aside(self, *, train: bool, seed: int) -> Iterator[None]:
-        """Use the current point in a mode, with separate random draws (dropout); everything is restored afterwards."""
-        with self.at(self.state, train=train), streams_kept(self.device):
+    def aside(self, point: Tensor, *, train: bool, seed: int) -> Iterator[None]:
+        """Stand at a point in a mode, with separate random draws (dropout); everything is restored afterwards."""
+        with self.at(point, train=train), self._gradient_kept(), streams_kept(self.device):
             seed_global_stream(seed, self.device)
             yield
 

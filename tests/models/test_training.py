@@ -44,7 +44,7 @@ def test_two_steps_change_every_leaf(name, channels):
 
 @pytest.mark.parametrize("width", [4, 12, 16])
 def test_narrow_strided_shortcuts_have_the_gradients_of_contiguous_images(width):
-    """oneDNN's gradient of a channels-last 1x1 convolution with stride 2 and few channels is wrong (uxlfoundation/oneDNN#6035)."""
+    """oneDNN computes a wrong gradient of channels-last 1x1 convolutions with a stride (uxlfoundation/oneDNN#6035)."""
     spec = spec_of("resnet20", 8, width=width, depth=8)
     module = build_model(spec, seed=1)
     is_chosen = prefers_channels_last(spec, module)

@@ -1,8 +1,8 @@
 """Fork server for the workers of a local Ray: PyTorch is imported once, and its memory is shared.
 
 Ray starts this file in place of Ray's `setup_worker.py`; the file asks the fork server for a worker and waits for the
-worker's end. Linux only. Without a fork server, and with a runtime environment (the trials of Ray Tune have one),
-Ray's own `setup_worker.py` runs.
+worker's end. Linux only. Without a fork server, and with a runtime environment of more than environment variables (Ray Tune
+sets some for its trials), Ray's own `setup_worker.py` runs.
 """
 
 import json
@@ -12,6 +12,9 @@ import sys
 
 #: Environment variable with the path of the fork server's socket.
 ADDRESS = "RAYSIM_FORK_SERVER"
+
+#: Option of Ray's `setup_worker.py`: the runtime environment, as JSON.
+CONTEXT = "--serialized-runtime-env-context="
 
 #: Imported before the first fork. Ray itself is imported by each worker: it reads the session's token as it is loaded.
 PRELOADED = ("raysim.engine.simulation", "raysim.plan.build")
@@ -118,9 +121,12 @@ def main(arguments: list[str]) -> None:
         serve(socket.socket(fileno=int(arguments[1])), int(arguments[2]))
         return
     del sys.path[0]  # this folder
-    command = [value for value in arguments if not value.startswith("--language=")]
-    has_environment = any(value.startswith("--serialized-runtime-env") for value in command)
-    is_plain = not has_environment and not command[0].startswith("-")  # options of Python come before Ray's worker
+    command = [value for value in arguments if not value.startswith(("--language=", CONTEXT))]
+    given = [value.removeprefix(CONTEXT) for value in arguments if value.startswith(CONTEXT)]
+    context = json.loads(given[0]) if given else {}
+    os.environ |= {name: os.path.expandvars(value) for name, value in context.pop("env_vars", {}).items()}
+    is_plain = all(value in ([], None, sys.executable) for value in context.values())
+    is_plain &= not command[0].startswith("-")  # options of Python come before Ray's worker
     if not (is_plain and ask_for_worker(command, os.environ.get(ADDRESS, ""))):
         import ray
 

@@ -47,12 +47,13 @@ def started(server, tmp_path):
     script.write_text(WORKER)
     processes = []
 
-    def start(seconds, environment=None):
+    def start(seconds, environment=None, context=None):
         at, folder, output = tmp_path / "facts.json", tmp_path / "folder", tmp_path / "output"
         folder.mkdir(exist_ok=True)
         at.unlink(missing_ok=True)
         raised = 'echo 500 > /proc/self/oom_score_adj; exec "$0" "$@"'
         worker = [forking.__file__, str(script), str(at), str(seconds), "--language=PYTHON"]
+        worker += [] if context is None else [f"{forking.CONTEXT}{json.dumps(context)}"]
         command = ["sh", "-c", raised, sys.executable, *worker]
         with output.open("w") as file:
             environment = environment or {ADDRESS: server.address, "GIVEN": "ü"}
@@ -83,6 +84,15 @@ def test_a_worker_is_a_fork_with_what_ray_gave_it(server, started, tmp_path):
     assert facts["names"] <= 4, "the environment is Ray's alone"
     assert facts["pid"] == facts["group"] != process.pid
     assert "--serve" in psutil.Process(facts["parent"]).cmdline()
+
+
+@pytest.mark.parametrize(("prefix", "is_forked"), [([], True), (["true", "&&"], False)])
+def test_a_runtime_environment_of_variables_alone_is_forked(started, prefix, is_forked):
+    """Ray Tune gives its trials variables; a runtime environment that changes more is set up by Ray."""
+    context = {"env_vars": {"GIVEN": "trial ${ADDED}"}, "command_prefix": prefix, "py_executable": sys.executable}
+    _, facts, _ = started(0, context=context)
+    assert facts["torch"] == is_forked
+    assert facts["given"].startswith("trial ")
 
 
 def test_the_process_that_ray_knows_ends_with_the_worker(started):

@@ -1,0 +1,29 @@
+"""Fine-tuning: the global model after some steps on a client's own examples."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from raysim.core.method import ClientView, Method, require
+
+
+def fine_tune(*, steps: int = 10, lr: float | None = None) -> Method:
+    """Score the global model after fine-tuning on each client's examples; the global model trains as without this method.
+
+    Yu, Bagdasaryan and Shmatikov 2020, "Salvaging Federated Learning by Local Adaptation" (arXiv:2002.04758). Fine-tuning
+    starts at the global model that the client received and takes all parameters. It is the baseline of every method with
+    personal models. `clients/personal_accuracy_*` or `clients/expected_personal_accuracy_*` are its results.
+
+    Args:
+      steps: local steps of fine-tuning, >= 1.
+      lr: learning rate of fine-tuning, > 0; null: the client learning rate of the round.
+    Raises:
+      ValueError: steps < 1, or lr <= 0.
+    """
+    require("fine_tune: steps", steps, steps >= 1, ">= 1", "10 is common")
+    require("fine_tune: lr", lr, lr is None or lr > 0, "> 0")
+
+    def own_model(client: ClientView) -> Tensor:
+        return client.train(client.start_state, steps=steps, lr=lr)
+
+    return Method("fine_tune", own_model=own_model, claims=frozenset({"own-model"}))
