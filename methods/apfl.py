@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, require
+from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
 
 
 def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
@@ -19,7 +19,8 @@ def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
 
     Args:
       alpha: share of the local model, in [0, 1]. 0: the own model is the client's copy of the global model.
-      adaptive: alpha takes one gradient step at the first batch of a round, equation (10), and stays in [0, 1].
+      adaptive: alpha takes one gradient step at the first batch of a round, equation (10), and stays in [0, 1]. `apfl/alpha` is
+        the mean over the clients of the round.
     Raises:
       ValueError: alpha outside of [0, 1].
     """
@@ -47,10 +48,16 @@ def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
         share, local = client.memory["alpha"], client.memory["local"]
         return torch.cat([share * local + (1 - share) * client.params, client.state[len(local) :]])
 
+    def log(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        server.log("alpha", float(server.report["alpha"].mean()))
+        return update, state
+
     return Method(
         "apfl",
         grads=grads,
         own_model=own_model,
+        report=(lambda client: {"alpha": client.memory["alpha"]}) if adaptive else None,
+        server_update=log if adaptive else None,
         claims=frozenset({"own-model"}),
         needs=frozenset({"client-memory", "sgd"}),
     )

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from methods.fine_tune import fine_tune
 from methods.personal import personal
-from raysim.core.method import Batch, ClientView, GradFn, Method, require
+from raysim.core.method import ClientView, GradFn, Method, require
 
 
-def fedrep(*, head_steps: int = 10) -> Method:
+def fedrep(*, head_epochs: float = 10.0) -> Method:
     """Train a personal classifier first, with the body fixed, then the shared body, with the classifier fixed.
 
     Collins, Hassani, Mokhtari and Shakkottai 2021, "Exploiting Shared Representations for Personalized Federated Learning"
-    (ICML), Algorithm 1. The classifier stays at the client, as with `personal: {layers: head}`. The fixed part has gradient 0:
-    momentum that it had gathered and weight decay still move it.
+    (ICML), Algorithm 1. The classifier stays at the client, as with `personal: {layers: head}`. Its steps come before the local
+    steps of the run, which train the body; in these the classifier has gradient 0, and weight decay alone moves it.
 
     Args:
-      head_steps: local steps of the classifier, >= 1; the steps that are left are the body's.
+      head_epochs: local epochs of the classifier, > 0; the paper takes 10, and 1 of the body.
     Raises:
-      ValueError: head_steps < 1.
+      ValueError: head_epochs <= 0.
     """
-    require("fedrep: head_steps", head_steps, head_steps >= 1, ">= 1", "10 local epochs of steps are the paper's")
+    require("fedrep: head_epochs", head_epochs, head_epochs > 0, "> 0", "10 is the paper's")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
-        num_done, head = 0, _head_mask(client)
-
-        def gradient(params: Tensor, batch: Batch) -> Tensor:
-            nonlocal num_done
-            num_done += 1
-            return inner(params, batch).mul_(head if num_done <= head_steps else 1 - head)
-
-        return gradient
+        head = _head_mask(client)
+        trained = client.train(client.state, grads=lambda gradient: _masked(gradient, head), epochs=head_epochs)
+        client.params.copy_(torch.where(head > 0, trained[: len(head)], client.params))
+        return _masked(inner, 1 - head)
 
     return Method(
         "fedrep", partition=personal(layers="head").partition, grads=grads, needs=frozenset({"client-memory"})
@@ -55,10 +52,13 @@ def fedbabu(*, steps: int = 10, lr: float | None = None) -> Method:
     """
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
-        body = 1 - _head_mask(client)
-        return lambda params, batch: inner(params, batch).mul_(body)
+        return _masked(inner, 1 - _head_mask(client))
 
     return replace(fine_tune(steps=steps, lr=lr), name="fedbabu", grads=grads)
+
+
+def _masked(gradient: GradFn, mask: Tensor) -> GradFn:
+    return lambda params, batch: gradient(params, batch).mul_(mask)
 
 
 def _head_mask(client: ClientView) -> Tensor:

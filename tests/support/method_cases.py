@@ -112,7 +112,7 @@ CNN_CASES: dict[str, Methods] = {
     "pfedme": [{"pfedme": {"inner_steps": 2}}],
     "apfl": [{"apfl": {"adaptive": True}}],
     "per_fedavg": [{"per_fedavg": {"delta": 0.01}}],
-    "fedrep": [{"fedrep": {"head_steps": 1}}],
+    "fedrep": [{"fedrep": {"head_epochs": 2.0}}],
     "fedbabu": [{"fedbabu": {"steps": 2}}],
     "dp": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "noise": 0.5}}],
     "dp-epsilon": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "epsilon": 20.0}}],
