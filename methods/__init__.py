@@ -11,6 +11,7 @@ from methods.attack import additive_noise, gaussian, sign_flip
 from methods.attack_data import backdoor, label_flip
 from methods.attack_omniscient import alie, fang, ipm, min_max, min_sum
 from methods.ccvr import ccvr
+from methods.client_momentum import client_momentum
 from methods.compression import power_sgd, qsgd, random_k, sign, sign_majority, top_k
 from methods.diagnostics import diagnostics
 from methods.ditto import ditto
@@ -40,6 +41,7 @@ from methods.flora import flora
 from methods.freeze import freeze
 from methods.keep_factors import keep_factors
 from methods.livar import livar
+from methods.local_dp import local_dp
 from methods.moon import moon
 from methods.per_fedavg import per_fedavg
 from methods.personal import personal
@@ -68,7 +70,7 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
         fedacg,
         elastic,
     ),
-    "Local training": (fedprox, scaffold, feddyn, moon, fedsol, fedalign),
+    "Local training": (fedprox, scaffold, feddyn, moon, fedsol, fedalign, client_momentum),
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),
     "Merging": (fisher, regmean),
@@ -77,7 +79,7 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Attacks": (label_flip, backdoor, sign_flip, gaussian, additive_noise, alie, ipm, min_max, min_sum, fang),
     "Adapters": (flora, ffa_lora),
     "Personal models": (personal, fine_tune, ditto, pfedme, apfl, per_fedavg, fedrep, fedbabu),
-    "Privacy": (dp,),
+    "Privacy": (dp, local_dp),
     "Compression": (top_k, random_k, qsgd, sign, sign_majority, power_sgd),
     "Measures": (diagnostics, keep_factors),
 }

@@ -13,22 +13,28 @@ from methods.attack import attacked
 from raysim.core.method import Batch, Method, Model, RunSizes, ServerView, require
 
 
-def label_flip(*, share: float = 0.2, from_round: int = 0, target: int | None = None) -> Method:
-    """Attackers train on classes - 1 - y in place of each label y, or on `target` (Fang et al. 2020, arXiv:1911.11815).
+def label_flip(
+    *, share: float = 0.2, from_round: int = 0, source: int | None = None, target: int | None = None
+) -> Method:
+    """Attackers train on classes - 1 - y in place of a label y, or on `target` (Fang et al. 2020, arXiv:1911.11815).
+
+    With `source` only one class is flipped (Tolpegin et al. 2020, arXiv:2007.08432).
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
-      target: the class of every example; null: each class becomes its opposite.
+      source: the class that is flipped; null: every class.
+      target: the class of flipped examples; null: a class becomes its opposite.
     Raises:
       ValueError: an option outside of its range.
     """
+    require("source", source, source is None or source >= 0, "a class, from 0 on")
     require("target", target, target is None or target >= 0, "a class, from 0 on")
 
     def fits(sizes: RunSizes) -> str:
-        return missing_class(target or 0, sizes)
+        return missing_class(target or 0, sizes) or missing_class(source or 0, sizes, "source")
 
-    spoil = partial(flipped, target=target)
+    spoil = partial(flipped, source=source, target=target)
     return attacked(share, from_round, spoil=spoil, fits=fits, needs=["classes"])
 
 
@@ -85,18 +91,18 @@ def backdoor(
     )
 
 
-def missing_class(target: int, sizes: RunSizes) -> str:
-    """Return the reason why `target` is not a class of the run; empty for a class."""
-    if target < sizes.num_classes:
+def missing_class(label: int, sizes: RunSizes, option: str = "target") -> str:
+    """Return the reason why a label is not a class of the run; empty for a class."""
+    if label < sizes.num_classes:
         return ""
-    return f"target {target} is none of the {sizes.num_classes} classes, which count from 0"
+    return f"{option} {label} is none of the {sizes.num_classes} classes, which count from 0"
 
 
-def flipped(batch: Batch, num_classes: int, *, target: int | None) -> Batch:
-    """The batch with every class turned into its opposite, or into `target`."""
-    if target is None:
-        return batch._replace(targets=num_classes - 1 - batch.targets)
-    return batch._replace(targets=torch.full_like(batch.targets, target))
+def flipped(batch: Batch, num_classes: int, *, source: int | None, target: int | None) -> Batch:
+    """The batch with every class, or `source` alone, turned into its opposite, or into `target`."""
+    labels = batch.targets
+    others = num_classes - 1 - labels if target is None else torch.full_like(labels, target)
+    return batch._replace(targets=others if source is None else torch.where(labels == source, others, labels))
 
 
 def with_backdoor(

@@ -98,8 +98,8 @@ def dp(
     trusted = frozenset(trust or ())
 
     def init(params: Tensor, layout: Layout) -> State:
-        _refuse_buffers(layout)
-        _accounting()
+        refuse_buffers(layout, "dp")
+        require_accounting()
         return {"clip": clip}
 
     def broadcast(message: Message, state: State) -> Message:
@@ -137,12 +137,12 @@ def dp(
     )
 
 
-def _refuse_buffers(layout: Layout) -> None:
-    """Raise ValueError for shared buffers."""
+def refuse_buffers(layout: Layout, name: str) -> None:
+    """Raise ValueError for shared buffers. name: of the method."""
     if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
         names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
         mend = "set model.norm to group, or keep the norms personal"
-        raise ValueError(f"dp: {names} would be averaged without noise; {mend}")
+        raise ValueError(f"{name}: {names} would be averaged without noise; {mend}")
 
 
 def clipping(client: ClientView) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ def split_noise(noise: float, size: int) -> tuple[float, float]:
 
 def _of_round(noise: float, size: int, population: int, sampling: str) -> tuple[Any, Any]:
     """Return dp-accounting's (event, neighbouring relation) of one round."""
-    accounting = _accounting()
+    accounting = require_accounting()
     relation = accounting.NeighboringRelation
     if noise == 0:
         return accounting.NonPrivateDpEvent(), relation.ADD_OR_REMOVE_ONE
@@ -189,7 +189,7 @@ def _of_round(noise: float, size: int, population: int, sampling: str) -> tuple[
 def spending(noise: float, size: int, population: int, sampling: str) -> tuple[Sequence[float], Any]:
     """(orders, Renyi divergence of each) of one round; rounds add up. size: clients of a round, of the population."""
     event, neighbours = _of_round(noise, size, population, sampling)
-    accountant = _accounting().rdp.RdpAccountant(neighboring_relation=neighbours)
+    accountant = require_accounting().rdp.RdpAccountant(neighboring_relation=neighbours)
     accountant.compose(event)
     return accountant.orders, accountant.rdp
 
@@ -201,7 +201,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, size: int, population: 
     Args:
       size: clients of a round; population: all clients; sampling: "fixed" or "poisson".
     """
-    accounting = _accounting()
+    accounting = require_accounting()
     _, neighbours = _of_round(1.0, size, population, sampling)
     found: float = accounting.calibrate_dp_mechanism(
         lambda: accounting.rdp.RdpAccountant(neighboring_relation=neighbours),
@@ -216,7 +216,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, size: int, population: 
 def epsilon_after(rounds: int, spent: tuple[Sequence[float], Any], delta: float) -> float:
     """Epsilon of so many rounds. spent: of each, see `spending`."""
     orders, divergences = spent
-    return float(_accounting().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+    return float(require_accounting().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
 
 
 def _log(
@@ -269,7 +269,8 @@ def _fault(
     return ""
 
 
-def _accounting() -> Any:
+def require_accounting() -> Any:
+    """Return the package dp_accounting. Raises ValueError if it is not installed."""
     try:
         import dp_accounting
         import dp_accounting.rdp

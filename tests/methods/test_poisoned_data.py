@@ -47,10 +47,19 @@ def test_every_methods_loss_sees_the_poisoned_batch():
         return params
 
     patched = backdoor(share=1 / 3, target=2, poison=0.45)
-    for method in (label_flip(share=1 / 3), label_flip(share=1 / 3, target=3), patched):
+    flips = [
+        label_flip(share=1 / 3, **options) for options in ({}, {"target": 3}, {"source": 1}, {"source": 1, "target": 0})
+    ]
+    for method in (*flips, patched):
         method.grads(inner, client)(torch.zeros(2), batch)
-    assert [found.targets.tolist() for found in seen] == [[4, 3, 1, 2, 0], [3] * 5, [2, 2, 2, 2, 4]]
-    images = seen[2].inputs
+    assert [found.targets.tolist() for found in seen] == [
+        [4, 3, 1, 2, 0],
+        [3] * 5,
+        [0, 3, 3, 2, 4],
+        [0, 0, 3, 2, 4],
+        [2, 2, 2, 2, 4],
+    ]
+    images = seen[4].inputs
     assert images[:3].sum() == 3 * 9
     assert (images[:3, :, 3:, 3:] == 1).all()
     assert images[3:].sum() == 0

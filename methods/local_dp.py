@@ -1,0 +1,66 @@
+"""Local differential privacy: each client clips its own update and adds noise before sending it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from methods.dp import MOST_NOISE, epsilon_after, refuse_buffers, require_accounting, spending
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, Method, ServerView, State, Update, require
+
+#: Methods whose reports are functions of what the client sends and of the server's own data.
+POST_PROCESSING = frozenset({"fedvg", "fedvg_loss", "fedvg_cosine"})
+
+
+def local_dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
+    """Each client sends min(1, S / ||u_k||) u_k + N(0, (z S)^2 I), so that even the server learns little about its examples.
+
+    The Gaussian mechanism (Dwork and Roth 2014, appendix A) at the client, with S the clip and z the noise. Any two data sets
+    of a client are neighbours: the sent vector moves by at most 2 S. `local_dp/epsilon` is the largest epsilon of a client of
+    the round, which grows with the rounds in which the client takes part, by Renyi differential privacy (dp-accounting, the
+    extra `privacy`). Everything that the server computes from the sent vectors is post-processing: `fedvg`, `krum` and other
+    robust rules may run beside it, and compression after it. The numbers of examples are public, as are the records
+    of a simulation. The norm is over all shared parameters.
+
+    Args:
+      clip: S, largest L2 norm of an update before the noise, > 0.
+      noise: z, standard deviation of the noise in each entry as a multiple of the clip, >= 0; with 0 epsilon is infinite.
+      delta: delta of (epsilon, delta)-privacy, in (0, 1).
+    Raises:
+      ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
+    """
+    require("local_dp: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
+    require("local_dp: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
+    require("local_dp: delta", delta, 0 < delta < 1, "in (0, 1)", "1e-5 is common")
+
+    def init(params: Tensor, layout: Layout) -> State:
+        refuse_buffers(layout, "local_dp")
+        require_accounting()
+        return {}
+
+    def outgoing(update: Update, client: ClientView) -> Update:
+        client.memory["num_rounds"] = client.memory.get("num_rounds", 0) + 1
+        values = client.layout.zero_personal_(update.values.clone())
+        norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+        draws = torch.randn(len(values), generator=client.generator).to(values.device)
+        sent = values * (clip / norm).clamp(max=1.0).float() + client.layout.zero_personal_(draws * (noise * clip))
+        return update._replace(values=sent)
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        most = int(server.report["num_rounds"].max())
+        server.log("epsilon", epsilon_after(most, spending(noise, 1, 1, "fixed"), delta))
+        return update, state
+
+    return Method(
+        "local_dp",
+        init=init,
+        outgoing=outgoing,
+        report=lambda client: {"num_rounds": client.memory.get("num_rounds", 0)},
+        server_update=server_update,
+        excludes={"report": "clients' reports would reach the server without noise"},
+        trusts=POST_PROCESSING,
+        needs=frozenset({"client-memory"}),
+    )
