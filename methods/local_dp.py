@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from methods.dp import MOST_NOISE, epsilon_after, refuse_buffers, require_accounting, spending
+from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State, Update, require
 
@@ -15,7 +17,9 @@ from raysim.core.method import ClientView, Method, ServerView, State, Update, re
 POST_PROCESSING = frozenset({"fedvg", "fedvg_loss", "fedvg_cosine"})
 
 
-def local_dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
+def local_dp(
+    *, clip: float = 1.0, noise: float = 1.0, delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5
+) -> Method:
     """Each client sends min(1, S / ||u_k||) u_k + N(0, (z S)^2 I), so that even the server learns little about its examples.
 
     The Gaussian mechanism (Dwork and Roth 2014, appendix A) at the client, with S the clip and z the noise. Any two data sets

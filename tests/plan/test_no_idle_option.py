@@ -243,7 +243,7 @@ SKEWED = {"scheme": "shards", "num_clients": 4}
 NORMED = {"model": {"name": "cnn", "width": 2, "hidden": 4, "norm": "batch"}}
 ADAPTED = {"model": {**LORA_VIT, "dim": 4, "depth": 1, "heads": 1, "lora": {"rank": 2}}}
 NETWORKS = dict.fromkeys(("livar", "flora", "ffa_lora", "keep_factors"), ADAPTED)
-NETWORKS["dp"] = {"model": {**NORMED["model"], "norm": "group"}}
+NETWORKS["dp"] = NETWORKS["local_dp"] = {"model": {**NORMED["model"], "norm": "group"}}
 
 #: Rules that need more clients than the tiny run has.
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
