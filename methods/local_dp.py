@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from methods.dp import MOST_NOISE, epsilon_after, refuse_buffers, require_accounting, spending
+from methods.dp import MOST_NOISE, refuse_buffers, require_accounting
 from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State, Update, require
@@ -24,8 +24,8 @@ def local_dp(
 
     The Gaussian mechanism (Dwork and Roth 2014, appendix A) at the client, with S the clip and z the noise. Any two data sets
     of a client are neighbours: the sent vector moves by at most 2 S. `local_dp/epsilon` is the largest epsilon of a client of
-    the round, which grows with the rounds in which the client takes part, by Renyi differential privacy (dp-accounting, the
-    extra `privacy`). Everything that the server computes from the sent vectors is post-processing: `fedvg`, `krum` and other
+    the round, which grows with the n rounds in which the client took part: exactly that of one Gaussian mechanism with noise
+    z / (2 sqrt(n)) (Balle and Wang 2018, arXiv:1805.06530; dp-accounting, the extra `privacy`). Everything that the server computes from the sent vectors is post-processing: `fedvg`, `krum` and other
     robust rules may run beside it, and compression after it. The numbers of examples are public, as are the records
     of a simulation. The norm is over all shared parameters.
 
@@ -55,7 +55,8 @@ def local_dp(
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         most = int(server.report["num_rounds"].max())
-        server.log("epsilon", epsilon_after(most, spending(noise, 1, 1, "fixed"), delta))
+        of_one = noise / (2 * math.sqrt(most))
+        server.log("epsilon", require_accounting().get_epsilon_gaussian(of_one, delta) if noise else math.inf)
         return update, state
 
     return Method(
