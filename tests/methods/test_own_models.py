@@ -209,7 +209,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_global_and_own_models_are_the_twins_after_3_rounds(case, root):
     options, twin = CASES[case]
-    plan = plan_of(root, [{case.partition("-")[0]: options}], local=LOCALS, cohort={"size": 6})
+    groups = {
+        "partition": {"num_clients": 5},
+        "data": {"test": 0.8},
+        "cohort": {"size": 3},
+    }  # few rows, and clients come again
+    plan = plan_of(root, [{case.partition("-")[0]: options}], local=LOCALS, **groups)
     own = {}
     server, naive = server_with_own_models(plan, root, own), twin(plan, **options)
     for index in range(3):
@@ -273,12 +278,13 @@ def test_own_models_are_scored_and_kept(root):
     assert not torch.equal(own[0], own[1])
 
 
+@pytest.mark.slow
 def test_training_aside_leaves_the_client_alone(root):
     """BatchNorm's statistics and counters, dropout's draws, the gradient and the loss of the local steps."""
     states = {}
     for name, own_model in {"with": lambda client: client.train(client.start_state, steps=2), "without": None}.items():
         model = {"name": "mobilenetv2", "stem": "small", "width": 0.25, "dropout": 0.3}
-        groups = {"model": model, "local": {"momentum": 0.5}, "cohort": {"size": 3}}
+        groups = {"model": model, "local": {"momentum": 0.5}, "cohort": {"size": 2}}
         server = server_with(root, probe(own_model=own_model), **groups)
         loss = [server.run_round(index).metrics["train/loss"] for index in range(2)]
         states[name] = (server.params_sha256(), loss, server.counters)
