@@ -20,7 +20,8 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | evaluation_override | server, before a scoring     | evaluation_override(state, ServerView) -> {leaf: Tensor}    |
 
 What `own_model` returns is the client's own model beside the global model: it is scored as `clients/personal_*`, in place of
-the client's local model where layers are personal. With the need "client-memory" it is kept, as `memory["own_model"]`.
+the client's local model where layers are personal. With the need "client-memory" it is kept, as `memory["own_model"]`; without,
+the hook runs only in rounds that are evaluated.
 
 What `outgoing` returns is what the client sends: it is summed, and reports see the model that it leads to
 (`ClientView.params`). Attacks, compression and a client's own noise are this hook.

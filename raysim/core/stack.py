@@ -141,11 +141,15 @@ class Stack:
             if m.overhear is not None
         }
 
-    def own_model(self, views: Mapping[str, ClientView]) -> Tensor | None:
-        """Return a copy of the client's own model, [num_state], kept in its memory; None without such a method."""
+    def own_model(self, views: Mapping[str, ClientView], *, is_scored: bool) -> Tensor | None:
+        """Return a copy of the client's own model, [num_state], or None.
+
+        Args:
+          is_scored: whether own models are scored in this round; else only a model that the client keeps is made.
+        """
         state = None
         for method in self.methods:
-            if method.own_model is not None:
+            if method.own_model is not None and (is_scored or "client-memory" in method.needs):
                 view = views[method.name]
                 state = called(method.own_model, method, "own_model", view)(view)
                 state = shaped(state, view.state.shape, method, "own_model").clone()
@@ -236,7 +240,7 @@ def chain(name: str, *parts: Method) -> Method:
         return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
 
     def own_model(view: ClientView) -> Tensor:
-        state = stack.own_model({part.name: _client_inside(view, part) for part in parts})
+        state = stack.own_model({part.name: _client_inside(view, part) for part in parts}, is_scored=True)
         assert state is not None
         return state
 

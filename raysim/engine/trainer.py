@@ -165,7 +165,8 @@ class Trainer:
         # Reports may ask how far the client got; until here the hooks saw 0.
         for view in views.values():
             view.num_steps = num_steps
-        own = phase.stack.own_model(views)
+        is_scored = current.message.is_scored
+        own = phase.stack.own_model(views, is_scored=is_scored)
         peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start, self.layout)
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
         # Hooks are watched one by one, see `raysim.core.hooks.called`; this one wrote in a backward pass, outside of its call.
@@ -186,7 +187,7 @@ class Trainer:
             peaks={"update": peak} | more,
             counters={name: np.array([count]) for name, count in model.counts().items()},
             methods=methods,
-            personal=self._personal_score(client, own)[None] if own is not None and current.message.is_scored else None,
+            personal=self._personal_score(client, own)[None] if own is not None and is_scored else None,
         )
         # Last, so that the time of the report and of the memory counts, too.
         seconds, origin = np.array([time.perf_counter() - began]), ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -300,6 +301,24 @@ def test_the_network_of_a_client_can_be_loaded_from_a_finished_run(method, setti
     assert apart == (set(mine) if method == "ditto" else {"fc2.weight", "fc2.bias"})
     with pytest.raises(DataError, match="client 77 keeps no weights"):
         result.model(client=77)
+
+
+@pytest.mark.parametrize(("method", "count"), [("fine_tune", 1), ("ditto", 2)])
+def test_an_own_model_that_is_not_kept_is_made_only_to_be_scored(method, count, root, monkeypatch):
+    server = server_on(plan_of(root, [method], cohort={"size": 1}, evaluation={"every": 2}), root)
+    calls = []
+    stack = server.pool._trainer.phases[0].stack
+    monkeypatch.setattr(stack, "methods", [replace(m, own_model=counted(m.own_model, calls)) for m in stack.methods])
+    scored = ["clients/expected_personal_accuracy_mean" in server.run_round(index).metrics for index in range(2)]
+    assert (len(calls), scored) == (count, [False, True])
+
+
+def counted(function, calls):
+    def call(client):
+        calls.append(client.id)
+        return function(client)
+
+    return call
 
 
 def test_two_methods_with_own_models_are_refused(root):
