@@ -19,7 +19,7 @@ def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
 
     Args:
       alpha: share of the local model, in [0, 1]. 0: the own model is the client's copy of the global model.
-      adaptive: alpha takes one gradient step at the first batch of a round, equation (10), and stays in [0, 1]. `apfl/alpha` is
+      adaptive: alpha takes one gradient step at the first batch of a round, and stays in [0, 1]. `apfl/alpha` is
         the mean over the clients of the round.
     Raises:
       ValueError: alpha outside of [0, 1].

@@ -12,8 +12,8 @@ def per_fedavg(*, alpha: float = 0.01, delta: float | None = None) -> Method:
 
     Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning: A Meta-Learning Approach" (NeurIPS), Algorithm 1.
     A batch is cut into parts D, D' and D''; with w' = w - alpha * gradient at w on D and g the gradient at w' on D':
-        first-order:   g                                                                            (equation 10)
-        hessian-free:  g - alpha * (gradient at w + delta * g - gradient at w - delta * g) / (2 * delta), on D''  (11)
+        first-order:   g
+        hessian-free:  g - alpha * (gradient at w + delta * g - gradient at w - delta * g) / (2 * delta), on D''
     The client's own model is the global model after one step of length alpha on one batch. A batch with fewer than two
     examples a part serves as a whole for all parts. BatchNorm's statistics follow the pass at w.
 
