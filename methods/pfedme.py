@@ -11,9 +11,9 @@ from raysim.core.method import Batch, ClientView, GradFn, Method, require
 def pfedme(*, lam: float = 15.0, inner_steps: int = 5, inner_lr: float = 0.01) -> Method:
     """Take local steps along lam * (w - θ), where θ approximately minimises f(θ; batch) + lam / 2 * ||θ - w||^2.
 
-    T. Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes" (NeurIPS), Algorithm 1. θ comes from `inner_steps` gradient steps that begin at w; the released code begins at the θ of the batch
-    before. The client's own model is the last θ. The paper's beta is a server learning rate, `fedavgm: {beta: 0, server_lr}`.
-    BatchNorm's statistics follow the pass at w.
+    T. Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes" (NeurIPS), Algorithm 1. θ
+    comes from `inner_steps` gradient steps that begin at w; the released code begins at the θ of the batch before. The client's
+    own model is the last θ. The paper's beta is a server learning rate, `fedavgm: {beta: 0, server_lr}`. BatchNorm's statistics follow the pass at w.
 
     Args:
       lam: strength of the pull, > 0. The paper takes 15 and more.
