@@ -13,7 +13,8 @@ def pfedme(*, lam: float = 15.0, inner_steps: int = 5, inner_lr: float = 0.01) -
 
     T. Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes" (NeurIPS), Algorithm 1. θ
     comes from `inner_steps` gradient steps that begin at w; the released code begins at the θ of the batch before. The client's
-    own model is the last θ. The paper's beta is a server learning rate, `fedavgm: {beta: 0, server_lr}`. BatchNorm's statistics follow the pass at w.
+    own model is the last θ. The paper's beta is a server learning rate, `fedavgm: {beta: 0, server_lr}`.
+    BatchNorm's statistics follow the pass at w.
 
     Args:
       lam: strength of the pull, > 0. The paper takes 15 and more.
