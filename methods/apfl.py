@@ -49,7 +49,8 @@ def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
         return torch.cat([share * local + (1 - share) * client.params, client.state[len(local) :]])
 
     def log(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        server.log("alpha", float(server.report["alpha"].mean()))
+        if len(server.clients):
+            server.log("alpha", float(server.report["alpha"].mean()))
         return update, state
 
     return Method(

@@ -54,9 +54,9 @@ def local_dp(
         return update._replace(values=sent)
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        most = int(server.report["num_rounds"].max())
-        of_one = noise / (2 * math.sqrt(most))
-        server.log("epsilon", require_accounting().get_epsilon_gaussian(of_one, delta) if noise else math.inf)
+        if len(server.clients):
+            of_one = noise / (2 * math.sqrt(int(server.report["num_rounds"].max())))
+            server.log("epsilon", require_accounting().get_epsilon_gaussian(of_one, delta) if noise else math.inf)
         return update, state
 
     return Method(

@@ -45,7 +45,7 @@ def test_epsilon_is_that_of_a_gaussian_mechanism_of_sensitivity_2_clips(noise, r
     accountant = PLDAccountant()
     accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise / 2), rounds))
     logged = {}
-    server = SimpleNamespace(report={"num_rounds": torch.tensor([1, rounds])}, log=logged.__setitem__)
+    server = SimpleNamespace(clients=[3, 7], report={"num_rounds": torch.tensor([1, rounds])}, log=logged.__setitem__)
     local_dp(noise=noise, delta=1e-5).server_update(torch.zeros(1), {}, server)
     assert logged["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-4)
 
