@@ -38,7 +38,7 @@ def fedrep(*, head_epochs: float = 10.0) -> Method:
 
 
 def fedbabu(*, steps: int = 10, lr: float | None = None) -> Method:
-    """Train the body alone, below a classifier that stays at its initial values; fine-tune all of it for each client.
+    """Train the body below a fixed initial classifier, and fine-tune the whole network for each client.
 
     Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification" (ICLR). The client's own
     model is the global model after some steps on the client's examples, which move the classifier as well. The classifier has
@@ -58,6 +58,7 @@ def fedbabu(*, steps: int = 10, lr: float | None = None) -> Method:
 
 
 def _masked(gradient: GradFn, mask: Tensor) -> GradFn:
+    """Return the gradient function times a mask, [num_params]."""
     return lambda params, batch: gradient(params, batch).mul_(mask)
 
 

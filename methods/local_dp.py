@@ -13,7 +13,7 @@ from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State, Update, require
 
-#: Methods whose reports are functions of what the client sends and of the server's own data.
+#: Methods whose reports depend on the sent update and on the server's validation data alone.
 POST_PROCESSING = frozenset({"fedvg", "fedvg_loss", "fedvg_cosine"})
 
 

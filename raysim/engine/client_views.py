@@ -100,7 +100,7 @@ def _trained_from(
     steps: int | None = None,
     lr: float | None = None,
 ) -> Tensor:
-    """See `ClientView.train`."""
+    """Return [num_state], where local steps lead from start [num_state]; see `ClientView.train`."""
     model, settings = trainer.model, current.phase.settings
     if epochs is not None or steps is not None:
         settings = replace(settings, epochs=epochs or settings.epochs, steps=steps)

@@ -258,7 +258,7 @@ def test_the_global_model_trains_as_without_own_models(methods, same_as, root):
     assert run(plan_of(root, methods), root).params_sha256() == run(plan_of(root, same_as), root).params_sha256()
 
 
-def test_ditto_without_a_pull_is_training_alone_and_a_pull_holds_it_back(root):
+def test_the_pull_of_ditto_holds_own_models_near_the_global_model(root):
     own = {lam: {} for lam in (0, 9.0)}
     for lam, models in own.items():
         server = server_with_own_models(plan_of(root, [{"ditto": {"lam": lam}}]), root, models)
