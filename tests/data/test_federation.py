@@ -268,7 +268,11 @@ def test_shard_host_serves_files_through_ray_and_is_replaced_when_lost(tmp_path,
         federation = Federation(elsewhere, fetch)
         for client in (3, 129):
             assert (federation.client(client)[0] == images[manifest.clients[client]]).all()
-            ray.kill(ray.get_actor(name))
+            host = ray.get_actor(name)
+            ray.kill(host)
+            with pytest.raises(ray.exceptions.RayActorError):  # a dying host may still serve a read
+                while True:
+                    ray.get(host.read.remote("index.json"))
     finally:
         shutil.rmtree(elsewhere, ignore_errors=True)
 
