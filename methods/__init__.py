@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from methods.apfl import apfl
+from methods.asynchronous import fedasync, fedbuff
 from methods.attack import additive_noise, gaussian, sign_flip
 from methods.attack_data import backdoor, label_flip
 from methods.attack_omniscient import alie, fang, ipm, min_max, min_sum
@@ -70,6 +71,7 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
         fedacg,
         elastic,
     ),
+    "Asynchronous rounds": (fedbuff, fedasync),
     "Local training": (fedprox, scaffold, feddyn, moon, fedsol, fedalign, client_momentum),
     "Label skew": (fedrs, fedlc, fedproto, ccvr, freeze),
     "Other backward passes": (fa, dfa),

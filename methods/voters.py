@@ -18,7 +18,7 @@ from raysim.base.errors import MethodError
 from raysim.base.texts import round_name
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value, require
-from raysim.core.weights import RightMap, Weights, normalised
+from raysim.core.weights import Weights, normalised, scale
 
 #: Hooks that have no effect beside a rule that makes the update anew -> why.
 NO_WEIGHTS = {"weigh": "every client's update counts the same, so weights would have no effect"}
@@ -130,13 +130,7 @@ def of_all(server: ServerView, values: Tensor) -> Tensor:
 
 def scaled(weights: Weights, factor: Tensor, layout: Layout) -> Weights:
     """The weights of parameters times (K,) factors; those of buffers as they are."""
-
-    def times(weight: Tensor | RightMap) -> Tensor | RightMap:
-        if isinstance(weight, RightMap):
-            return RightMap(weight.maps * factor[:, None, None])
-        return weight * factor.view(-1, *[1] * (weight.dim() - 1))
-
-    return weights | {leaf.name: times(weights[leaf.name]) for leaf in layout.params if leaf.name in weights}
+    return weights | scale({leaf.name: weights[leaf.name] for leaf in layout.params if leaf.name in weights}, factor)
 
 
 def counter(name: str, option: str, value: float, below: float = 1.0) -> Callable[[int], int]:

@@ -85,6 +85,9 @@ def located(config: Config) -> Config:
         here = Path(config.partition.file).expanduser().absolute()
         file = str(here if here.is_file() else home_folder() / Path(config.partition.file).expanduser())
         whole["partition"] = config.partition.model_copy(update={"file": file})
+    if config.time is not None and config.time.traces is not None:
+        traces = str(Path(config.time.traces).expanduser().absolute())
+        whole["time"] = config.time.model_copy(update={"traces": traces})
     return config.model_copy(update=whole)
 
 

@@ -12,7 +12,7 @@ from raysim.base.direction import BETTER, Direction, direction_of
 from raysim.base.settings import Settings
 from raysim.config.keys import Group, group, key
 from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
-from raysim.config.schema_resources import ResourcesGroup
+from raysim.config.schema_resources import ResourcesGroup, TimeGroup
 
 
 class LoraGroup(Group):
@@ -257,6 +257,7 @@ class Config(Group):
     resources: ResourcesGroup = group(
         ResourcesGroup, "where a run computes; the bits depend on the kind of device and `cpus_per_trainer` alone"
     )
+    time: TimeGroup | None = key(None, "simulated time: speeds of the clients, deadlines; null: rounds take no time")
     labels: dict[str, str | int | float] = key({}, "names of the run in tables; a sweep writes them")
     tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
     calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; no effect in a run")

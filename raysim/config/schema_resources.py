@@ -1,4 +1,4 @@
-"""The schema of `resources`: where a run computes."""
+"""The schemas of `resources`, where a run computes, and of `time`, the simulated time of a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from raysim.base.settings import Settings
 from raysim.config.keys import Group, key
 
 
@@ -79,3 +80,39 @@ class ResourcesGroup(Group):
     def cpus(self) -> float:
         """Cores of a trainer; auto is one."""
         return 1.0 if self.cpus_per_trainer == "auto" else self.cpus_per_trainer
+
+
+def _are_hours(shares: list[float]) -> list[float]:
+    if shares and (len(shares) != 24 or max(shares) < 0.01):
+        raise ValueError(
+            f"needs 24 numbers, the largest at least 0.01, got {len(shares)}; leave out the key for all clients"
+        )
+    return shares
+
+
+#: A number for all clients, or {distribution of scipy.stats: {option: value}} for a draw of each client.
+Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)] | dict[str, Settings]
+
+
+class TimeGroup(Group):
+    """Simulated time; no result depends on it but through the clients that a deadline, a selection or a method chooses."""
+
+    step_s: Speed = key(
+        1.0,
+        "seconds of a local step; a number, or {lognorm: {s: 1, scale: 0.5}} or another distribution of scipy.stats",
+    )
+    down_mbps: Speed | None = key(None, "megabits per second from the server to a client, as step_s; null: no limit")
+    up_mbps: Speed | None = key(None, "megabits per second from a client to the server, as step_s; null: no limit")
+    latency_s: Speed = key(0.0, "seconds of a message on its way, beside its transfer, as step_s")
+    traces: str | None = key(
+        None, "CSV file with a column client (0, 1, ...) and a column for each of the keys above that the file sets"
+    )
+    available: Annotated[list[Annotated[float, Field(ge=0, le=1)]], AfterValidator(_are_hours)] = key(
+        [], "share of the clients that can begin, for each of the 24 hours of a day; empty: all clients, always"
+    )
+    deadline_s: float | None = key(None, "seconds after which a round ends; later updates are lost", gt=0)
+    over_selection: float = key(
+        1.0,
+        "a round begins with so many times its clients, and ends with the first updates; later updates are lost",
+        ge=1,
+    )

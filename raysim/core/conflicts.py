@@ -19,6 +19,7 @@ REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
 HEAD = "@head"
 
 REMEDY = {
+    "clock": "set time.step_s, the seconds of a local step",
     "classes": "use a set with one class a row, or remove the method",
     "validation-set": "set data.validation above 0, or data.validation_set, to give the server examples",
     "test-set": "set data.test above 0",
@@ -37,7 +38,7 @@ def resources_of(layout: Layout) -> list[str]:
     layers = dict.fromkeys(leaf.layer for leaf in layout.params if len(leaf.shape) >= 2)
     weights = [f"weights:{leaf.name}" for leaf in layout.shared]
     backward = [f"backward:{name}" for name in layers]
-    return ["criterion", "own-model", "merge", "broadcast-point", "server-optimizer", *weights, *backward]
+    return ["arrivals", "criterion", "own-model", "merge", "broadcast-point", "server-optimizer", *weights, *backward]
 
 
 def conflicts(

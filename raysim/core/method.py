@@ -61,7 +61,7 @@ from raysim.core.weights import Weights
 #: the method itself knows the form of its own values.
 Value = Any
 
-#: How cohorts are drawn, see `raysim.engine.schedule.choose_cohort`.
+#: How cohorts are drawn, see `raysim.core.cohorts.choose_cohort`.
 Sampling = Literal["fixed", "poisson"]
 
 #: A method's server state: its own values by name.
@@ -347,6 +347,8 @@ class ServerView:
       log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
         cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
       generator: this method's own random stream of this round at the server.
+      staleness: (K,) int64, server steps since each client received its model; 0 in synchronous rounds.
+      began_at: began_at(client) -> [num_params], the broadcast point that a client of the round received.
     """
 
     round_index: int
@@ -371,6 +373,8 @@ class ServerView:
     move_buffers: Callable[[Tensor], None]
     log: Log
     generator: torch.Generator
+    staleness: Tensor
+    began_at: Callable[[int], Tensor]
     crowd: Crowd = NO_CROWD
     cohort_size: int = 0
     sampling: Sampling = "fixed"
@@ -398,16 +402,18 @@ class Method:
     Attributes:
       init: init(params, layout) -> server state of this method at the start of the run.
       claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion", "own-model",
-        "weights:<leaf>", "backward:<layer>", "broadcast-point", "merge" (its `server_update` makes the update of its leaves
-        from the clients' anew, whatever it is given), "server-optimizer"; "@head" in a pattern stands for the path of the
-        classifier layer.
-      needs: "classes" (one a row), "validation-set", "test-set", "client-order" (of the validation rows), "sgd",
-        "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter are trained
-        and shared).
+        "weights:<leaf>", "backward:<layer>", "arrivals", "broadcast-point", "merge" (its `server_update` makes the update of
+        its leaves from the clients' anew, whatever it is given), "server-optimizer"; "@head" in a pattern stands for the
+        path of the classifier layer.
+      needs: "classes" (one a row), "clock" (the group `time`), "validation-set", "test-set", "client-order" (of the validation
+        rows), "sgd", "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter
+        are trained and shared).
       excludes: hook, "is_phase" or "is_robust" -> why no other method of the run may have or be that; those named in `trusts`
         may.
       base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
         of one method holds for the run; a method that claims weights replaces either.
+      arrivals: updates that end a round, while the other clients at work go on with the models that they received: an
+        asynchronous method, in which `cohort.size` clients are at work at a time. None: a round waits for its clients.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
       fits: fits(sizes) -> why the method cannot run with them, in words; empty where it can.
       is_robust: bounds what attackers do to the model, so that nobody may sum up all updates beside it.
@@ -433,6 +439,7 @@ class Method:
     excludes: Mapping[str, str] = field(default_factory=dict)
     trusts: frozenset[str] = frozenset()
     base_weights: Literal["examples", "uniform"] = "examples"
+    arrivals: int | None = None
     is_phase: bool = False
     is_robust: bool = False
     fits: Callable[[RunSizes], str] | None = None

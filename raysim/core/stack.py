@@ -66,6 +66,7 @@ class Stack:
         for method in self.methods:
             check_calls(method)
         self.needs = frozenset(need for method in self.methods for need in method.needs)
+        self.arrivals = next((method.arrivals for method in self.methods if method.arrivals), None)
         is_uniform = any(method.base_weights == "uniform" for method in self.methods)
         self.base_weights: Literal["examples", "uniform"] = "uniform" if is_uniform else "examples"
 
@@ -282,6 +283,7 @@ def chain(name: str, *parts: Method) -> Method:
         is_robust=any(part.is_robust for part in parts),
         fits=lambda sizes: next(filter(None, (part.fits(sizes) for part in parts if part.fits is not None)), ""),
         base_weights=stack.base_weights,
+        arrivals=stack.arrivals,
     )
 
 

@@ -50,6 +50,17 @@ def take(weights: Weights, rows: Tensor) -> Weights:
     return {name: w.take(rows) if isinstance(w, RightMap) else w[rows] for name, w in weights.items()}
 
 
+def scale(weights: Weights, factors: Tensor) -> Weights:
+    """Return the weights times a factor of each client. factors: (K,) float64."""
+
+    def scaled(weight: Tensor | RightMap) -> Tensor | RightMap:
+        if isinstance(weight, RightMap):
+            return RightMap(weight.maps * factors[:, None, None])
+        return weight * factors.view(-1, *[1] * (weight.dim() - 1))
+
+    return {name: scaled(weight) for name, weight in weights.items()}
+
+
 def refuse_factors(weight: Tensor, leaf: str, why: str) -> None:
     """Check shares (K, ...): raise MethodError unless they sum to one, or to zero without clients.
 

@@ -31,8 +31,9 @@ class Round:
         self.overheard: dict[str, State] = unpack(dict(message.overheard or {}), device)
 
     def is_of(self, message: RoundMessage) -> bool:
-        """Whether the message has the same round, phase and part: before the latecomers, or the latecomers'."""
-        mine, other = ((m.round_index, m.phase_index, m.overheard is None) for m in (self.message, message))
+        """Whether the message has the same rounds, phase and part: before the latecomers, or the latecomers'."""
+        both = (self.message, message)
+        mine, other = ((m.round_index, m.staleness, m.phase_index, m.overheard is None) for m in both)
         return mine == other
 
 

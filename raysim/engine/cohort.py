@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.base.errors import RaysimError
+from raysim.base.texts import round_name
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Value
 from raysim.core.weights import Weights, take
@@ -94,6 +96,24 @@ class Cohort:
         for peaks in self.reports.peaks.values():
             is_bad |= ~np.isfinite(peaks).all(axis=1)
         return is_bad
+
+    def drop_nonfinite(self, round_index: int, *, skips: bool) -> None:
+        """Leave out clients with non-finite updates.
+
+        Raises:
+          RaysimError: unless `skips`, or all clients are such.
+        """
+        is_bad = self.has_nonfinite_update()
+        if is_bad.any() and (not skips or is_bad.all()):
+            bad = self.clients[is_bad].tolist()
+            named = f"client {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}"
+            skip = "" if is_bad.all() else ", or set on_nonfinite to skip to continue the round without the clients"
+            raise RaysimError(
+                f"non-finite updates of all {len(bad)} clients" if is_bad.all() else f"non-finite update of {named}",
+                round_name(round_index),
+                f"{self.first_nonfinite()}{skip}",
+            )
+        self.drop(is_bad)
 
     def first_nonfinite(self) -> str:
         """Return the known origin, and the remedy, of the first client with a non-finite update, in words."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from raysim.base.errors import MethodError
+from raysim.core.layout import Layout
 from raysim.core.method import Value
 from raysim.core.weights import RightMap
 
@@ -100,6 +101,7 @@ class RoundMessage:
       fields: method name -> its message fields.
       is_scored: whether the round is evaluated, so that personal models are scored, too.
       overheard: method name -> latecomers' view of the earlier clients; None: not asked yet.
+      staleness: rounds from `round_index` to the round that sums the updates.
     """
 
     round_index: int
@@ -109,6 +111,12 @@ class RoundMessage:
     fields: Mapping[str, Packed]
     is_scored: bool
     overheard: Mapping[str, Packed] | None = None
+    staleness: int = 0
+
+    @property
+    def sum_index(self) -> int:
+        """The round that sums the updates."""
+        return self.round_index + self.staleness
 
 
 #: A report's attribute of some clients: an array, or arrays by name, the first axis that of the clients.
@@ -159,6 +167,17 @@ class Reports:
         """The same reports with the axis of clients in another order. order: (k,) int64."""
         columns = {name: _taken(getattr(self, name), order) for name in self.__dataclass_fields__}
         return Reports(**columns)  # type: ignore[arg-type]  # see `joined`
+
+
+def bytes_up(reports: Reports, layout: Layout) -> int:
+    """Bytes that clients sent: updates, reports and reported vectors."""
+    vectors = 4 * layout.num_params * len(reports.client) * (len(reports.peaks) - 1)
+    return message_bytes(reports.methods) + int(reports.sent_bytes.sum()) + vectors
+
+
+def bytes_down(message: RoundMessage, layout: Layout) -> int:
+    """Bytes that a client receives, without what latecomers overhear."""
+    return layout.shared_bytes + message_bytes(message.fields)
 
 
 @dataclass(frozen=True)
@@ -251,11 +270,15 @@ class UpdateRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All of the server that a later round depends on, but client memory: (num_state,) float32, counters, server states."""
+    """All of the server that a later round depends on, but client memory: (num_state,) float32, counters, server states.
+
+    turns: simulated time, the clients at work, and the messages that they received; None without a clock.
+    """
 
     state: np.ndarray
     counters: Mapping[str, int]
     methods: Mapping[str, Packed]
+    turns: Packed = None
 
 
 @dataclass(frozen=True)

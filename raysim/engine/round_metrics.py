@@ -19,7 +19,7 @@ from raysim.base.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
 from raysim.engine.cohort import Cohort
-from raysim.engine.messages import RoundMessage, message_bytes
+from raysim.engine.messages import RoundMessage, bytes_down, bytes_up
 from raysim.training import metrics as of
 from raysim.training.evaluate import Score
 from raysim.training.metrics import Metric
@@ -89,18 +89,25 @@ class RoundRecord:
 
 
 def cohort_metrics(
-    cohort: Cohort, message: RoundMessage, layout: Layout, sizes: FederationSizes, task: Task = CLASSES
+    cohort: Cohort,
+    message: RoundMessage,
+    layout: Layout,
+    sizes: FederationSizes,
+    task: Task = CLASSES,
+    *,
+    num_late: int = 0,
 ) -> dict[str, float]:
-    """Training loss, bytes up and down, dropped clients and, where layers are personal, accuracy of the cohort's own models."""
-    reports, count = cohort.reports, len(cohort.clients)
-    up = message_bytes(reports.methods) + int(reports.sent_bytes.sum())
-    up += 4 * layout.num_params * count * (len(reports.peaks) - 1)  # reported vectors
-    down = count * (layout.shared_bytes + message_bytes(message.fields))  # without what latecomers overhear
+    """Training loss, bytes up and down, dropped clients and, where layers are personal, accuracy of the cohort's own models.
+
+    Args:
+      num_late: clients that received the model, and whose updates came too late.
+    """
+    reports, count = cohort.reports, len(cohort.clients) + num_late
     steps, losses = reports.num_steps[cohort.is_kept], reports.train_loss[cohort.is_kept]
     metrics = {
         "train/loss": float(np.nansum(losses * steps) / steps.sum()) if steps.sum() else math.nan,
-        "comm/up_mb": up / 1e6,
-        "comm/down_mb": down / 1e6,
+        "comm/up_mb": bytes_up(reports, layout) / 1e6,
+        "comm/down_mb": count * bytes_down(message, layout) / 1e6,
         "clients/dropped": float((~cohort.is_kept).sum()),
     }
     if reports.personal is not None and sizes.num_test and cohort.is_kept.any():

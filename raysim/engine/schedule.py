@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
+from raysim.base.errors import RaysimError
+from raysim.core.cohorts import choose_cohort, without_dropouts
 from raysim.core.method import Crowd, Method, Sampling
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.core.stack import Stack
+from raysim.core.timetable import Flight, Timetable, Turn
+from raysim.engine.messages import Packed, RoundMessage
 from raysim.training.local import LocalSettings, num_local_steps
 
 T = TypeVar("T")
@@ -74,6 +78,114 @@ class Phase:
         return num_local_steps(num_examples, self.settings, skip_single=skip_single, share=share)
 
 
+@dataclass
+class Turns:
+    """Who takes part in each round, and with which model.
+
+    Attributes:
+      population: clients.
+      timetable: simulated time; None: rounds take none.
+      begun: client of the round -> the round whose model the client received.
+      sent: that round -> its message, for clients at work.
+      bytes_up: (index of a phase, bytes that a client of the phase sends).
+    """
+
+    seed: int
+    population: int
+    timetable: Timetable | None = None
+    begun: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, RoundMessage] = field(default_factory=dict)
+    bytes_up: tuple[int, int] = (-1, 0)
+
+    def next(
+        self,
+        phase: Phase,
+        message: RoundMessage,
+        *,
+        steps_of: Callable[[int], int],
+        down: Callable[[], int],
+        up: Callable[[], int],
+    ) -> Turn:
+        """Choose the clients whose updates end the round.
+
+        Args:
+          message: of the round.
+          steps_of: steps_of(client) -> local steps of a client that begins now.
+          down, up: bytes of a client; measured before anybody trains, so that the clients of a round do not depend on what
+            they send.
+        """
+        index, table = message.round_index, self.timetable
+        if table is None:
+            size, sampling = phase.cohort_size, phase.sampling
+            clients = choose_cohort(self.population, size, seed=self.seed, round_index=index, sampling=sampling)
+            clients = without_dropouts(clients, phase.dropout, seed=self.seed, round_index=index)
+            turn = Turn(clients, np.full(len(clients), index))
+        else:
+            if self.bytes_up[0] != message.phase_index:
+                self.bytes_up = message.phase_index, up()
+            size_bytes = down(), self.bytes_up[1]
+
+            def seconds_of(clients: np.ndarray) -> np.ndarray:
+                return table.speeds.seconds(
+                    clients, np.array([steps_of(each) for each in clients.tolist()]), *size_bytes
+                )
+
+            self.sent = self._needed() | {index: message}
+            turn = table.turn(
+                index,
+                phase.cohort_size,
+                seconds_of,
+                arrivals=phase.stack.arrivals,
+                dropout=phase.dropout,
+                sampling=phase.sampling,
+            )
+        self.begun = dict(zip(turn.clients.tolist(), turn.begun.tolist(), strict=True))
+        return turn
+
+    def _needed(self) -> dict[int, RoundMessage]:
+        """The messages that clients at work received."""
+        rounds = {flight.begun for flight in self.timetable.flights} if self.timetable else set()
+        return {begun: message for begun, message in self.sent.items() if begun in rounds}
+
+    def message_for(self, message: RoundMessage, begun: int) -> RoundMessage:
+        """Return the message that clients of an earlier round received, for a round of which `message` is the message."""
+        if begun == message.round_index:
+            return message
+        return replace(self.sent[begun], is_scored=message.is_scored, staleness=message.round_index - begun)
+
+    def metrics(self, turn: Turn, round_index: int) -> dict[str, float]:
+        """Simulated seconds, late clients and mean staleness of a round; empty without a timetable."""
+        if self.timetable is None:
+            return {}
+        stale = float((round_index - turn.begun).mean()) if len(turn.begun) else 0.0
+        late = float(turn.num_late)
+        return {"time/simulated_s": self.timetable.now_s, "clients/late": late, "clients/staleness": stale}
+
+    def state(self) -> Packed:
+        """What a later round depends on; None without a timetable."""
+        if self.timetable is None:
+            return None
+        sent = [vars(message) for message in self._needed().values()]
+        flights = [[*flight] for flight in self.timetable.flights]
+        state = {"now_s": self.timetable.now_s, "bytes_up": self.bytes_up, "flights": flights, "sent": sent}
+        return state | {"speeds": self.timetable.speeds.sha256}
+
+    def restore(self, state: Packed) -> None:
+        """Continue from a state.
+
+        Raises:
+          RaysimError: the speeds of the clients changed.
+        """
+        if self.timetable is not None:
+            if state["speeds"] != self.timetable.speeds.sha256:
+                raise RaysimError(
+                    "the speeds of the clients changed since the run began", "time.traces", "restore the file"
+                )
+            self.timetable.now_s, self.bytes_up = state["now_s"], tuple(state["bytes_up"])
+            self.timetable.flights = [Flight(*flight) for flight in state["flights"]]
+            self.sent = {sent["round_index"]: RoundMessage(**sent) for sent in state["sent"]}
+
+
 def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
     """How many trainers with a share of each resource fit on a node, or in a bundle, that has so much of each.
 
@@ -89,36 +201,9 @@ def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
     return min(count(name, each) for name, each in share.items() if each)
 
 
-def choose_cohort(
-    population: int, size: int, *, seed: int, round_index: int, sampling: Sampling = "fixed"
-) -> np.ndarray:
-    """Ids of this round's clients, ascending: the same for every method and machine. (size,) int64.
-
-    With "poisson" each client takes part with the chance size / population, independently of the others: the number of
-    clients varies and may be 0.
-    """
-    rng = numpy_generator(derive_seed(seed, "cohort", round_index))
-    if sampling == "poisson":  # that many of them, each set as likely: the same distribution as a draw for each client
-        size = int(rng.binomial(population, size / population))
-    return np.sort(rng.choice(population, size=size, replace=False)).astype(np.int64)
-
-
 def crowd_of(method: str, population: int, seed: int) -> Crowd:
     """All clients, for a method that draws a fixed subset; equal at the server and all trainers. seed: of the run."""
     return Crowd(population, derive_seed(seed, f"crowd/{method}"))
-
-
-def without_dropouts(clients: np.ndarray, dropout: float, *, seed: int, round_index: int) -> np.ndarray:
-    """Return the clients of a cohort without dropouts, ascending; at least one.
-
-    Args:
-      dropout: chance of each client, in [0, 1); drawn per round and client, so another cohort changes nobody's fate.
-    """
-    if dropout == 0 or not len(clients):
-        return clients
-    draws = np.array([numpy_generator(derive_seed(seed, "dropout-out", round_index, int(c))).random() for c in clients])
-    stays = draws >= dropout
-    return clients[stays] if stays.any() else clients[[int(draws.argmax())]]
 
 
 def cut_blocks(clients: Sequence[int], work: Sequence[int], first: int = 0) -> list[ClientBlock]:

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,9 +23,20 @@ from raysim.base.texts import round_name
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd, State, Value
 from raysim.core.stack import Stack
+from raysim.core.timetable import Timetable, Turn
 from raysim.core.weights import Weights
 from raysim.engine.cohort import Cohort, counters_of
-from raysim.engine.messages import Handle, Packed, RoundMessage, Snapshot, TaskResult, pack, unpack
+from raysim.engine.messages import (
+    Handle,
+    Packed,
+    RoundMessage,
+    Snapshot,
+    TaskResult,
+    bytes_down,
+    bytes_up,
+    pack,
+    unpack,
+)
 from raysim.engine.pool import Pool
 from raysim.engine.round_metrics import (
     FederationSizes,
@@ -34,7 +46,7 @@ from raysim.engine.round_metrics import (
     evaluation,
     layer_block_weights,
 )
-from raysim.engine.schedule import Phase, Queues, assign_blocks, choose_cohort, crowd_of, cut_blocks, without_dropouts
+from raysim.engine.schedule import Phase, Queues, Turns, assign_blocks, crowd_of, cut_blocks
 from raysim.engine.scorer import Scorer
 from raysim.engine.server_views import ServerViews
 from raysim.training.metrics import Metric
@@ -53,6 +65,7 @@ class Server:
       evaluate_every: rounds between evaluations; 0: only after the last.
       metrics: further metrics of the test set, by name.
       clock: seconds of the metrics system/..._s.
+      timetable: simulated time; None: rounds take none.
     """
 
     pool: Pool
@@ -68,6 +81,7 @@ class Server:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     task: Task = CLASSES
     clock: Callable[[], float] = time.perf_counter
+    timetable: Timetable | None = None
     counters: dict[str, int] = field(default_factory=dict)
     method_state: dict[str, State] = field(default_factory=dict)
     _memories: dict[int, Handle] = field(default_factory=dict)
@@ -79,6 +93,7 @@ class Server:
         if self.sizes.unseen_sizes is not None:
             counts["unseen"] = int(self.sizes.unseen_sizes.sum())
         self.scorer = Scorer(self.pool, counts, self.evaluation_batch)
+        self.turns = Turns(self.seed, len(self.sizes.examples), self.timetable)
         for phase in self.phases:
             self.method_state |= phase.stack.init(self.params, self.layout)
 
@@ -107,7 +122,14 @@ class Server:
         began = self.clock()
         phase_index, phase = self.phase_of(round_index)
         message, start = self._broadcast(round_index, phase_index)
-        cohort = self._trained(phase, message, start)
+        turn = self.turns.next(
+            phase,
+            message,
+            steps_of=partial(self._num_steps, phase, round_index),
+            down=partial(bytes_down, message, self.layout),
+            up=partial(self._measured_bytes, phase, message),
+        )
+        cohort = self._trained(phase, message, start, turn)
         self._commit_memories(cohort)
         trained = self.clock()
         views = ServerViews(self, cohort, round_index, start)
@@ -116,9 +138,9 @@ class Server:
         aggregated = self.clock()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
         ended = self.clock()
-        metrics = (
-            cohort_metrics(cohort, message, self.layout, self.sizes, self.task) | scores | cohort.logged | views.numbers
-        )
+        metrics = cohort_metrics(cohort, message, self.layout, self.sizes, self.task, num_late=turn.num_late)
+        metrics |= scores | cohort.logged | views.numbers
+        metrics |= self.turns.metrics(turn, round_index)
         metrics |= {
             "system/round_s": ended - began,
             "system/train_s": trained - began,
@@ -152,19 +174,26 @@ class Server:
         )
         return message, start
 
-    def _trained(self, phase: Phase, message: RoundMessage, start: Tensor) -> Cohort:
-        """Choose a cohort and train it; latecomers train after the other clients."""
-        round_index, population = message.round_index, len(self.sizes.examples)
-        clients = choose_cohort(
-            population, phase.cohort_size, seed=self.seed, round_index=round_index, sampling=phase.sampling
-        )
-        clients = without_dropouts(clients, phase.dropout, seed=self.seed, round_index=round_index)
+    def _measured_bytes(self, phase: Phase, message: RoundMessage) -> int:
+        """Bytes that a client sends in a phase, measured on client 0, whose work is dropped."""
+        queues = self._queues(phase, message.round_index, np.zeros(1, np.int64))
+        (result,) = self.pool.train(replace(message, is_scored=False), queues, self._memories)
+        return bytes_up(result.reports, self.layout)
+
+    def _trained(self, phase: Phase, message: RoundMessage, start: Tensor, turn: Turn) -> Cohort:
+        """Train the clients, each from the model that the client received; latecomers train after the other clients."""
+        round_index, clients = message.round_index, turn.clients
         is_nobody = not len(clients)
         if is_nobody:  # still a round, with a server step: one client trains and is dropped
             clients = np.zeros(1, np.int64)
+        begun = np.array([self.turns.begun.get(client, round_index) for client in clients.tolist()])
         late = phase.stack.latecomers(torch.from_numpy(clients), self.crowd).numpy()
-        queues = self._queues(phase, round_index, clients[~late])
-        results, logged = [*self.pool.train(message, queues, self._memories)], {}
+        results: list[TaskResult] = []
+        logged: dict[str, float] = {}
+        for index in np.unique(begun[~late]).tolist():
+            some = clients[~late & (begun == index)]
+            queues = self._queues(phase, index, some, first=sum(len(one.reports.client) for one in results))
+            results += self.pool.train(self.turns.message_for(message, index), queues, self._memories)
         if late.any():
             overheard: dict[str, Mapping[str, Value]] = {}
             if results:
@@ -190,31 +219,21 @@ class Server:
         """Return the clients of some results, without clients with non-finite updates."""
         cohort = Cohort(results, self.pool, self.layout)
         # Before anything is weighed: one NaN in a report would make every weight NaN.
-        self._drop_nonfinite(cohort, round_index)
+        cohort.drop_nonfinite(round_index, skips=self.on_nonfinite == "skip")
         return cohort
 
     def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int = 0) -> Queues:
         """Cut clients into client blocks, numbered from an index, and assign tasks to trainers."""
         work = [
             # One more than its steps: a client without any must be loaded and measured all the same.
-            1 + phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
+            1 + self._num_steps(phase, round_index, client)
             for client in clients.tolist()
         ]
         # The number of trainers comes in only here, after the blocks are cut: no result may depend on it.
         return assign_blocks(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
 
-    def _drop_nonfinite(self, cohort: Cohort, round_index: int) -> None:
-        is_bad = cohort.has_nonfinite_update()
-        if is_bad.any() and (self.on_nonfinite == "error" or is_bad.all()):
-            bad = cohort.clients[is_bad].tolist()
-            named = f"client {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}"
-            skip = "" if is_bad.all() else ", or set on_nonfinite to skip to continue the round without the clients"
-            raise RaysimError(
-                f"non-finite updates of all {len(bad)} clients" if is_bad.all() else f"non-finite update of {named}",
-                round_name(round_index),
-                f"{cohort.first_nonfinite()}{skip}",
-            )
-        cohort.drop(is_bad)
+    def _num_steps(self, phase: Phase, round_index: int, client: int) -> int:
+        return phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
 
     def _commit_memories(self, cohort: Cohort) -> None:
         """Store the clients' new memories once all results have arrived; a dropped client keeps the old memory."""
@@ -267,13 +286,14 @@ class Server:
 
     def snapshot(self) -> Snapshot:
         """Everything of the server that a later round depends on, without client memory."""
-        return Snapshot(pack(self.state), dict(self.counters), pack(self.method_state))
+        return Snapshot(pack(self.state), dict(self.counters), pack(self.method_state), self.turns.state())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot; client memories follow separately."""
         self.state = unpack(snapshot.state)
         self.counters = dict(snapshot.counters)
         self.method_state = unpack(dict(snapshot.methods))
+        self.turns.restore(snapshot.turns)
 
     def restore_memory(self, client: int, memory: Packed) -> None:
         """Put back the packed memory of one client."""

@@ -98,6 +98,8 @@ class ServerViews:
             move_buffers=self._move_buffers,
             log=partial(self._log, method, clients),
             generator=torch_generator(derive_seed(server.seed, f"server/{method}", self.round_index)),
+            staleness=torch.tensor([self.round_index - self._begun_in(client) for client in clients.tolist()]).long(),
+            began_at=self._began_at,
             crowd=server.crowd(method),
             cohort_size=phase.cohort_size,
             sampling=phase.sampling,
@@ -115,6 +117,16 @@ class ServerViews:
             self.arrays[f"{key}:columns"] = np.array(columns)
         if value.dim() > 1:
             self.arrays[f"{key}:clients"] = clients.numpy()
+
+    def _begun_in(self, client: int) -> int:
+        return self.server.turns.begun.get(client, self.round_index)
+
+    def _began_at(self, client: int) -> Tensor:
+        """See `ServerView.began_at`."""
+        begun = self._begun_in(client)
+        if begun == self.round_index:
+            return self.start
+        return torch.from_numpy(self.server.turns.sent[begun].state[: len(self.start)].copy())
 
     def _move_buffers(self, change: Tensor) -> None:
         self.buffer_change += change.float()

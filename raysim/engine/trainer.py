@@ -120,7 +120,7 @@ class Trainer:
           ClientError: a client failed; names it. OutOfMemory: the device has no room for a client.
         """
         if self._round is None or not self._round.is_of(message):
-            if self._round is None or self._round.index != message.round_index:
+            if self._round is None or self._round.message.sum_index != message.sum_index:
                 self._vectors.begin_round()
             self._round = Round(message, self.phases[message.phase_index], self.model.device)
         current = self._round

@@ -20,6 +20,7 @@ from raysim.config import CohortGroup, Config, ModelGroup
 from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
 from raysim.core.method import Method, Partition
 from raysim.core.stack import Stack
+from raysim.core.timetable import Speeds
 from raysim.data.arrow import SetInfo
 from raysim.data.federation import Federation
 from raysim.data.manifest import Manifest, TargetScale
@@ -33,6 +34,7 @@ from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head
 from raysim.models.from_transformers import with_whole_path
 from raysim.models.pretrained import weights_sha256
 from raysim.plan.find import build_methods, find_augmentation, find_shift, find_task, further_metrics, made_task
+from raysim.plan.timing import speeds_of, timetable_of
 from raysim.plan.weights import NO_WEIGHTS, HeldWeights
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, ArrayTransform, InputTransform, Transform
@@ -78,6 +80,7 @@ class Recipe:
     own: the user's own functions, or where they are, see `raysim.base.own_code`.
     held_out_every: of the held-out sets every so many-th row is used, for measurements that scale up.
     target_scale: see `on_scaled_targets`; None: targets stay as they are.
+    speeds: of all clients in simulated time; None without `time`.
     """
 
     config: Config
@@ -88,6 +91,7 @@ class Recipe:
     own: OwnCode = field(default_factory=OwnCode)
     held_out_every: int = 1
     target_scale: TargetScale | None = None
+    speeds: Speeds | None = None
 
     @property
     def task(self) -> Task:
@@ -177,7 +181,10 @@ class Plan:
             places["pretrained"] = str(Path(given).expanduser().absolute())
         config = config.model_copy(update={"model": config.model.model_copy(update=places)})
         own = packed(config.model_dump(mode="json"))
-        return Recipe(config, self.info, made, num_threads, wants_gpu, own, target_scale=self.target_scale)
+        speeds = speeds_of(config)
+        return Recipe(
+            config, self.info, made, num_threads, wants_gpu, own, target_scale=self.target_scale, speeds=speeds
+        )
 
 
 def task_of(config: Config, info: SetInfo) -> Task:
@@ -368,6 +375,7 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         evaluation_batch=config.evaluation.batch_size,
         metrics=further_metrics(config),
         task=recipe.task,
+        timetable=timetable_of(config, recipe.speeds),
     )
 
 

@@ -40,6 +40,7 @@ from raysim.plan.check_inputs import input_faults, memory_faults, task_faults
 from raysim.plan.find import build_methods, check_metrics, check_own, logger_faults
 from raysim.plan.resources import check_resources
 from raysim.plan.splitting import uses_validation, with_split
+from raysim.plan.timing import time_faults
 from raysim.training.local import needs_two_examples
 from raysim.training.tasks import CLASSES
 
@@ -95,7 +96,7 @@ def check(
         raise ConfigError(faults, source)
     faults += memory_faults(config, info, manifest)
     faults += stop_faults(config, methods, task_of(config, info).main, num_test=len(manifest.test))
-    faults += training_faults(config, spec, methods)
+    faults += [*training_faults(config, spec, methods), *time_faults(config, methods)]
     sizes = RunSizes(
         config.num_clients,
         config.cohort_size,
@@ -251,6 +252,7 @@ def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInf
         "client-order": config.data.validation_set.order == "client",
         "sgd": local.optimizer == "sgd",
         "lora": spec.lora is not None,
+        "clock": config.time is not None,
     }
     return tuple(need for need, is_there in needs.items() if is_there)
 

@@ -13,11 +13,12 @@ from statistics import fmean
 import numpy as np
 
 from raysim.base.errors import MethodError
+from raysim.core.cohorts import choose_cohort, without_dropouts
 from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
-from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
+from raysim.engine.schedule import Phase
 from raysim.plan.build import Plan, Recipe, cached_skeleton, device_of, make_phases, make_server, make_trainer
 from raysim.plan.start import serial_recipe
 from raysim.training.local import LocalSettings, batch_bounds, needs_two_examples

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from raysim.base.errors import OwnCodeError, RaysimError
+from raysim.core.cohorts import choose_cohort
 from raysim.core.method import Crowd, Method, Update
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import chain
 from raysim.engine.cohort import column_cuts
-from raysim.engine.schedule import choose_cohort
 from raysim.training.local import train_locally
 from tests.support.federations import plan_of, probe, run, server_on, server_with, updates_of
 from tests.support.method_cases import CNN_CASES

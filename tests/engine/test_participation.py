@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from raysim.base.errors import RaysimError
+from raysim.core.cohorts import choose_cohort, without_dropouts
 from raysim.core.method import Vector
-from raysim.engine.schedule import Phase, choose_cohort, without_dropouts
+from raysim.engine.schedule import Phase
 from raysim.training.local import LocalSettings, num_local_steps
 from tests.support.federations import plan_of, probe, run, server_on, server_with
 from tests.twins.federation import Naive

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from raysim.engine.schedule import assign_blocks, choose_cohort, cut_blocks
+from raysim.core.cohorts import choose_cohort
+from raysim.engine.schedule import assign_blocks, cut_blocks
 
 
 def test_blocks_depend_on_sizes_alone_and_cover_the_cohort():

@@ -179,8 +179,9 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             ("buffers = self.buffers + total[size:].float()", "buffers = self.buffers"),
             ("if round_index < phase.rounds:", "if round_index <= phase.rounds:"),
             (
-                "        self._drop_nonfinite(cohort, round_index)\n        return",
-                "        self._commit_memories(cohort)\n        self._drop_nonfinite(cohort, round_index)\n        return",
+                '        cohort.drop_nonfinite(round_index, skips=self.on_nonfinite == "skip")\n',
+                "        self._commit_memories(cohort)\n"
+                '        cohort.drop_nonfinite(round_index, skips=self.on_nonfinite == "skip")\n',
             ),
         ),
     ),

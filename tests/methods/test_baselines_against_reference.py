@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.engine.schedule import choose_cohort
+from raysim.core.cohorts import choose_cohort
 from tests.support.federations import plan_of, run, server_on
 from tests.support.method_cases import CNN_CASES, FL_BENCH
 from tests.twins.baselines import NaiveElastic, NaiveFedDyn, NaiveFedNova, NaiveFedOpt, NaiveScaffold

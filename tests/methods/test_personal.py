@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from raysim.base.errors import ConfigError
+from raysim.core.cohorts import choose_cohort
 from raysim.core.layout import norm_names
-from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
 from raysim.plan.build import open_federation
 from tests.support.federations import lora_plan, plan_of, recipe_of, run, server_on

@@ -14,6 +14,7 @@ from raysim.engine.pool import SerialPool
 from raysim.engine.server import Server
 from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer
 from raysim.plan.check import check
+from tests.support.method_cases import ASYNCHRONOUS, names_of
 
 #: A network without kinks: rounding moves its gradients as little as its parameters. With ReLU and max pooling one unit
 #: in the last place flips a choice now and then, after which an engine and its twin part by 1e-4, and with BatchNorm by 1e-2
@@ -48,6 +49,10 @@ SMALL = {
 }
 
 
+#: Simulated time for asynchronous methods: clients of different speed.
+CLOCK = {"step_s": {"lognorm": {"s": 1.0, "scale": 0.5}}, "up_mbps": 1.0, "latency_s": 0.1}
+
+
 def raw_config(root: Path, methods=(), **groups) -> dict:
     """The base configuration with groups laid over it; scalars, and a model with a name, replace."""
     raw = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
@@ -55,6 +60,8 @@ def raw_config(root: Path, methods=(), **groups) -> dict:
     if not {"name", "split"} & groups.get("data", {}).keys():  # these bring their own rows
         raw["data"]["test"] = FEW_ROWS
     raw["methods"] = list(methods)
+    if names_of(raw["methods"]) & ASYNCHRONOUS and "time" not in groups:
+        raw["time"] = CLOCK
     for key, value in groups.items():
         is_whole = not isinstance(value, dict) or (key == "model" and "name" in value)
         raw[key] = value if is_whole else {**raw.get(key, {}), **value}

@@ -12,6 +12,9 @@ from raysim.base.settings import Raw
 
 Methods = list[str | Raw]
 
+#: Methods that need simulated time.
+ASYNCHRONOUS = {make.__name__ for make in GROUPS["Asynchronous rounds"]}
+
 #: Methods that attack.
 ATTACKS = [make.__name__ for make in GROUPS["Attacks"]]
 
@@ -123,6 +126,9 @@ CNN_CASES: dict[str, Methods] = {
         "fedavgm",
     ],
     "local_dp-fedvg": [PERSONAL_NORMS, {"local_dp": {"clip": 0.3, "noise": 0.1}}, "fedvg"],
+    "fedbuff": [{"fedbuff": {"buffer": 3}}],
+    "fedbuff-fedvg-top_k": [{"fedbuff": {"buffer": 3}}, "fedvg", {"top_k": {"share": 0.2}}],
+    "fedasync-fedprox": ["fedasync", {"fedprox": {"mu": 0.3}}],
     "client_momentum-krum": ["client_momentum", {"krum": {"attackers": 1}}],
     "attack-label_flip-source": [{"label_flip": {"share": 0.4, "source": 3, "target": 5}}],
     "dp-top_k": [PERSONAL_NORMS, {"top_k": {"share": 0.2}}, {"dp": {"clip": 0.3, "noise": 0.1}}],

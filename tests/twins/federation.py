@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from raysim.core.cohorts import choose_cohort
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import PreparedSet
-from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
 from raysim.plan.build import Plan, model_spec
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from raysim.core.cohorts import choose_cohort
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.engine.schedule import choose_cohort
 from raysim.models import build_model
 from raysim.plan.build import model_spec
 from tests.twins.federation import Naive

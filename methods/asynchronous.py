@@ -1,0 +1,91 @@
+"""Asynchronous methods: the server steps when updates arrive, and the other clients go on training."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from raysim.core.method import Method, ServerView, State, require
+from raysim.core.weights import scale
+
+#: An asynchronous method decides when a round ends; clients that train after all others have no place in it.
+CLAIMS, EXCLUDES = (
+    frozenset({"arrivals"}),
+    {"latecomers": "clients arrive one by one, and nobody trains after the others"},
+)
+
+
+def fedbuff(*, buffer: int = 10, server_lr: float = 1.0, power: float = 0.5, by_examples: bool = False) -> Method:
+    """The server steps when K updates have arrived: x <- x + eta_g / K sum_k s(tau_k) u_k.
+
+    Nguyen et al. 2022 (arXiv:2106.06639), Algorithm 1, with s(tau) = (1 + tau)^-power: tau_k is the number of server steps since
+    client k received its model. `cohort.size` clients are at work at a time (the paper's concurrency); one that is free begins
+    for each update that arrives. `rounds` counts server steps. A client takes part once in a step. With `server_lr` 1, `power`
+    0, equal speeds, `buffer` = `cohort.size` and `by_examples` it is FedAvg. The paper's secure aggregation is left out.
+
+    Args:
+      buffer: K, updates of a server step, at least 1 and at most `cohort.size`.
+      server_lr: eta_g, factor of the step, > 0.
+      power: of the weight of stale updates, >= 0; 0 weighs all updates alike.
+      by_examples: weights by examples in place of 1 / K.
+    Raises:
+      ValueError: an option out of its range.
+    """
+    require("fedbuff: buffer", buffer, buffer >= 1, ">= 1", "10 is the paper's")
+    require("fedbuff: server_lr", server_lr, server_lr > 0, "> 0", "1.0 is a start")
+    require("fedbuff: power", power, power >= 0, ">= 0", "0.5 is the paper's")
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        return server_lr * update, state
+
+    return Method(
+        "fedbuff",
+        weigh=lambda weights, server: scale(weights, staleness_weight(server, power)),
+        server_update=server_update,
+        arrivals=buffer,
+        base_weights="examples" if by_examples else "uniform",
+        needs=frozenset({"clock"}),
+        claims=CLAIMS,
+        excludes=EXCLUDES,
+    )
+
+
+def fedasync(*, alpha: float = 0.6, power: float = 0.5) -> Method:
+    """The server mixes each model that arrives into its own: x <- (1 - a) x + a x_k with a = alpha s(tau).
+
+    Xie et al. 2019 (arXiv:1903.03934), Algorithm 1, with the polynomial s(tau) = (1 + tau)^-power: tau is the number of server
+    steps since the client received its model x_tau, and x_k = x_tau + u_k. A round is one update; `cohort.size` clients are at
+    work at a time. The proximal term of the paper's clients is `fedprox`, listed beside this method; the paper's hinge for s
+    is left out. BatchNorm's statistics move by a times the client's change.
+
+    Args:
+      alpha: share of a fresh model, in (0, 1].
+      power: of the weight of stale models, >= 0; 0 mixes all models alike.
+    Raises:
+      ValueError: an option out of its range.
+    """
+    require("fedasync: alpha", alpha, 0 < alpha <= 1, "in (0, 1]", "0.6 is the paper's")
+    require("fedasync: power", power, power >= 0, ">= 0", "0.5 is the paper's")
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        for client, share, is_active in zip(
+            server.clients.tolist(), (alpha * staleness_weight(server, power)).tolist(), server.is_active, strict=True
+        ):
+            if is_active:  # a client without a step has no model of its own
+                lag = server.began_at(client) - server.start
+                update = update + share * server.layout.zero_personal_(lag.clone())
+        return update, state
+
+    return Method(
+        "fedasync",
+        weigh=lambda weights, server: scale(weights, alpha * staleness_weight(server, power)),
+        server_update=server_update,
+        arrivals=1,
+        needs=frozenset({"clock"}),
+        claims=CLAIMS,
+        excludes=EXCLUDES,
+    )
+
+
+def staleness_weight(server: ServerView, power: float) -> Tensor:
+    """(K,) float64: (1 + tau_k)^-power."""
+    return (1.0 + server.staleness.double()) ** -power
