@@ -104,7 +104,7 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture
 def nobody_comes(monkeypatch):
     """Cohorts without a client, as Poisson sampling draws them now and then."""
-    monkeypatch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
+    monkeypatch.setattr("raysim.engine.schedule.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
 
 
 @pytest.fixture

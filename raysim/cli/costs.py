@@ -137,7 +137,9 @@ def _print(priced: Sequence[Priced], seconds: float, source: str) -> None:
     for each in priced:
         groups[each.config.model.name, methods_label(each.config.methods)].append(each)
     table = Table(title=escape(f"{source}: {_text_of(seconds)} on this machine"))
-    columns = ("runs", "rounds", "local steps", "images trained", "images scored", "MB up", "MB down", "time of runs")
+    columns = ["runs", "rounds", "local steps", "images trained", "images scored", "MB up", "MB down", "time of runs"]
+    if any(each.cost.simulated_s for each in priced):
+        columns.append("simulated time")
     for column in ("network", "methods", *columns):
         table.add_column(column, justify="right" if column in columns else "left")
     order = sorted(groups.items(), key=lambda group: -sum(each.seconds for each in group[1]))
@@ -158,7 +160,10 @@ def _cells(some: Sequence[Priced]) -> list[str]:
     counts = [len(some), *(sum(getattr(t, name) for t in totals) for name in ("rounds", "steps", "images"))]
     counts.append(sum(each.cost.scored for each in some))
     sent = (f"{sum(each.mb(way) for each in some):,.1f}" for way in ("up", "down"))
-    return [*(f"{count:,}" for count in counts), *sent, _text_of(sum(each.seconds for each in some))]
+    times = [_text_of(sum(each.seconds for each in some))]
+    if simulated_s := sum(each.cost.simulated_s for each in some):
+        times.append(_text_of(simulated_s))
+    return [*(f"{count:,}" for count in counts), *sent, *times]
 
 
 def _text_of(seconds: float) -> str:

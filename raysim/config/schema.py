@@ -139,6 +139,12 @@ class StopGroup(Group):
         gt=0,
         counts=Counts("methods", "that have dp", _has_dp),
     )
+    simulated_s: float | None = key(
+        None,
+        "the run ends at the first evaluation after so many seconds of simulated time",
+        gt=0,
+        counts=counts_given("time"),
+    )
 
 
 class TuneGroup(Group):

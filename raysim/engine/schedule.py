@@ -72,6 +72,17 @@ class Phase:
         is_straggler, share = rng.random() < self.stragglers, rng.uniform(self.straggler_work, 1.0)
         return float(share) if is_straggler else 1.0
 
+    def turn_of(self, table: Timetable, round_index: int, seconds_of: Callable[[np.ndarray], np.ndarray]) -> Turn:
+        """See `Timetable.turn`."""
+        return table.turn(
+            round_index,
+            self.cohort_size,
+            seconds_of,
+            arrivals=self.stack.arrivals,
+            dropout=self.dropout,
+            sampling=self.sampling,
+        )
+
     def num_steps(self, client: int, num_examples: int, skip_single: bool, seed: int, round_index: int) -> int:
         """Optimiser steps of a client in a round."""
         share = self.share_of(client, seed, round_index)
@@ -131,14 +142,7 @@ class Turns:
                 )
 
             self.sent = self._needed() | {index: message}
-            turn = table.turn(
-                index,
-                phase.cohort_size,
-                seconds_of,
-                arrivals=phase.stack.arrivals,
-                dropout=phase.dropout,
-                sampling=phase.sampling,
-            )
+            turn = phase.turn_of(table, index, seconds_of)
         self.begun = dict(zip(turn.clients.tolist(), turn.begun.tolist(), strict=True))
         return turn
 

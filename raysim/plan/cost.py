@@ -16,11 +16,13 @@ from raysim.base.errors import MethodError
 from raysim.core.cohorts import choose_cohort, without_dropouts
 from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
+from raysim.core.timetable import Timetable
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import Phase
 from raysim.plan.build import Plan, Recipe, cached_skeleton, device_of, make_phases, make_server, make_trainer
 from raysim.plan.start import serial_recipe
+from raysim.plan.timing import speeds_of, timetable_of
 from raysim.training.local import LocalSettings, batch_bounds, needs_two_examples
 
 #: Seconds of a run beside its rounds, and of a round beside training, sum and scores: records, pictures, the final model.
@@ -65,6 +67,7 @@ class RunCost:
       work: of each phase.
       scored: images in evaluations, and in those that clients make for their methods; a rough count of the latter.
       held_out: images of one evaluation.
+      simulated_s: simulated time of the run, with updates and reports that are not compressed; 0 without a clock.
       pair: runs that share it share the seconds of a step: network, inputs, batch size, methods; network: a part of it.
     """
 
@@ -74,6 +77,7 @@ class RunCost:
     held_out: int
     pair: str
     network: str
+    simulated_s: float = 0.0
 
     @property
     def total(self) -> Work:
@@ -97,9 +101,15 @@ def cost_of(plan: Plan) -> RunCost:
     """Return the work of a plan, from the sizes of the clients."""
     config, phases = plan.config, make_phases(plan.config, plan.methods)
     skips_single = needs_two_examples(cached_skeleton(replace(plan.spec, pretrained=None)))
-    work, first = [], 0
+    work, first, sizes = [], 0, plan.manifest.sizes
+    table = timetable_of(config, speeds_of(config))
     for phase in phases:
-        work.append(_work(phase, plan.manifest.sizes, config.seed, first, skips_single))
+        if table is None:
+            part = range(first, first + phase.rounds)
+            turns = _turns(sizes.size, phase.cohort_size, part, config.seed, phase.dropout, phase.sampling)
+        else:
+            turns = _timed_turns(table, plan, phase, first, skips_single)
+        work.append(_work(phase, sizes, config.seed, first, turns, skips_single))
         first += phase.rounds
     every, rounds = config.evaluation.every, plan.num_rounds
     evaluations = (rounds // every if every else 0) + (every == 0 or rounds % every > 0)
@@ -116,12 +126,28 @@ def cost_of(plan: Plan) -> RunCost:
         counts[group] = getattr(config, group).model_dump(mode="json", exclude=set(parts))
     threads = [config.resources.cpus, config.resources.gpus_per_trainer]
     pair = json.dumps([network, counts, threads], sort_keys=True)
-    return RunCost(tuple(work), evaluations, scored, held_out, pair, network)
+    simulated_s = 0.0 if table is None else table.now_s
+    return RunCost(tuple(work), evaluations, scored, held_out, pair, network, simulated_s)
 
 
-def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, skips_single: bool) -> Work:
-    rounds = range(first, first + phase.rounds)
-    turns = _turns(len(sizes), phase.cohort_size, rounds, seed, phase.dropout, phase.sampling)
+def _timed_turns(table: Timetable, plan: Plan, phase: Phase, first: int, skips_single: bool) -> list[np.ndarray]:
+    """The clients whose updates end each round; moves simulated time to the end of the phase."""
+    sizes, sent = plan.manifest.sizes, plan.layout.shared_bytes
+    turns = []
+    for index in range(first, first + phase.rounds):
+
+        def seconds_of(clients: np.ndarray, index: int = index) -> np.ndarray:
+            steps = [phase.num_steps(each, int(sizes[each]), skips_single, plan.config.seed, index) for each in clients]
+            return table.speeds.seconds(clients, np.array(steps), sent, sent)
+
+        turn = phase.turn_of(table, index, seconds_of)
+        turns.append(turn.clients if len(turn.clients) else np.zeros(1, np.int64))
+    return turns
+
+
+def _work(
+    phase: Phase, sizes: np.ndarray, seed: int, first: int, turns: Sequence[np.ndarray], skips_single: bool
+) -> Work:
     if phase.stragglers:  # the share of a client is drawn for each round
         pairs = [(index, client) for index, cohort in enumerate(turns, first) for client in cohort]
     else:

@@ -228,10 +228,11 @@ class Cost(NamedTuple):
     rounds: int
     megabytes: float
     seconds: float
+    simulated_h: float = 0.0
 
 
-#: Unit of each number of a cost in a heading.
-UNITS = ("rounds", "MB", "s")
+#: Unit of each number of a cost in a heading; the last one only where some run has simulated time.
+UNITS = ("rounds", "MB", "s", "simulated h")
 
 
 def cost(folder: Path, column: str, target: float) -> Cost | None:
@@ -253,7 +254,8 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
     def total(name: str) -> float:
         return sum(float(row.get(name) or 0.0) for row in rows)
 
-    return Cost(reached + 1, total("comm/up_mb") + total("comm/down_mb"), total("system/round_s"))
+    hours = float(rows[-1].get("time/simulated_s") or 0.0) / 3600
+    return Cost(reached + 1, total("comm/up_mb") + total("comm/down_mb"), total("system/round_s"), hours)
 
 
 def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[Extra]:
@@ -264,22 +266,24 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[E
       target: accuracy in percent, or the row whose mean accuracy in the same column it is.
     """
     caption = (
-        "Rounds, megabytes between server and clients, and seconds of complete rounds until the first evaluated round with "
-        "this test accuracy; mean ± standard deviation over the seeds that reached the accuracy, with their number if some "
-        "did not."
+        "Rounds, megabytes between server and clients, seconds of complete rounds, and hours of simulated time until the first "
+        "evaluated round with this test accuracy; mean ± standard deviation over the seeds that reached the accuracy, with "
+        "their number if some did not."
     )
     for table in tables:
         if isinstance(target, str):
             levels = {column: cell.mean for column, cell in table.row_cells(target).items()}
         else:
             levels = dict.fromkeys(table.columns, target)
+        folders = [folder for cell in table.cells.values() for folder in cell.folders.values()]
+        units = UNITS if any(RunFolder(each).read_config().get("time") for each in folders) else UNITS[:-1]
         header = [rows]
         for column, level in levels.items():
             name = f"{heading(table.names, column)}, " if table.names else ""
-            header += [f"{name}{level:.2f} %: {unit}" for unit in UNITS]
+            header += [f"{name}{level:.2f} %: {unit}" for unit in units]
         lines: list[Line] = []
         for row in table.rows:
-            entries = [_entries(table.cells.get((row, c)), level) for c, level in levels.items()]
+            entries = [_entries(table.cells.get((row, c)), level, len(units)) for c, level in levels.items()]
             lines.append((row, tuple(itertools.chain(*entries))))
         if levels:
             yield Extra(f"To a target accuracy: {table.title}", caption, header, lines)
@@ -302,14 +306,15 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
     return value
 
 
-def _entries(cell: Cell | None, level: float) -> list[Entry]:
-    """The three numbers of a cell, by the column of its own metric."""
+def _entries(cell: Cell | None, level: float, num_units: int) -> list[Entry]:
+    """The numbers of a cell, by the column of its own metric."""
     costs = [cost(folder, cell.metric.column, level / 100) for folder in cell.folders.values()] if cell else []
     reached = [cost for cost in costs if cost is not None]
     if not reached:
-        return [Entry("never" if costs else "-")] * len(UNITS)
+        return [Entry("never" if costs else "-")] * num_units
     count = f" ({len(reached)} of {len(costs)})" if len(reached) < len(costs) else ""
-    return [Entry(accuracy(*mean_and_std(values), digits=1) + count) for values in zip(*reached, strict=True)]
+    numbers = zip(zip(*reached, strict=True), (1, 1, 1, 3)[:num_units], strict=False)
+    return [Entry(accuracy(*mean_and_std(values), digits=digits) + count) for values, digits in numbers]
 
 
 #: Layer block, in module order -> row -> percent of FLFA's choices (mean over seeds).

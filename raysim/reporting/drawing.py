@@ -20,7 +20,7 @@ from raysim.reporting.contents import ReportContents
 
 #: Module -> names of its figures.
 MODULES = {
-    "raysim.reporting.figures": ("bars", "lines", "ranks", "curves", "integration"),
+    "raysim.reporting.figures": ("bars", "lines", "ranks", "curves", "time_curves", "integration"),
     "raysim.reporting.maps": ("gains", "space"),
     "methods.figures.fedvg": ("imbalance", "weights", "strategies", "norms", "premise"),
     "methods.figures.flfa": ("representation", "drift", "agreement", "selection"),
@@ -40,7 +40,7 @@ PAPERS = {
 }
 
 #: Drawn where nothing else is asked for, as far as the runs hold them.
-DEFAULT = ("bars", "lines", "curves")
+DEFAULT = ("bars", "lines", "curves", "time_curves")
 
 
 def figure_faults(names: Sequence[str], *, imports: bool = True) -> list[Fault]:

@@ -9,6 +9,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -289,6 +290,41 @@ def curves(report: ReportContents) -> Iterator[Figure]:
             yield line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, title_size="large")
 
 
+def time_curves(report: ReportContents) -> Iterator[Figure]:
+    """As curves, over simulated time in hours; each seed is interpolated between its evaluations.
+
+    Missing: no run has simulated time, or none recorded the metric by round.
+    """
+    for table in report.tables:
+        columns = cell_lines(table, _over_time)
+        for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
+            yield line_figure(
+                table.title,
+                panels,
+                report.styles,
+                ylabel=table.metric.axis,
+                xlabel="simulated time (h)",
+                title_size="large",
+            )
+
+
+def _over_time(cell: Cell) -> pd.DataFrame:
+    """[times, in hours, seeds]: the metric of a cell between the last first and the first last evaluation of its seeds."""
+    times, values = (
+        {seed: recorded(folder, name) for seed, folder in cell.folders.items()}
+        for name in ("time/simulated_s", cell.metric.column)
+    )
+    hours = {
+        seed: [times[seed][index] / 3600 for index in some if index in times[seed]] for seed, some in values.items()
+    }
+    if not hours or not all(hours.values()):
+        return pd.DataFrame()
+    start, end = max(some[0] for some in hours.values()), min(some[-1] for some in hours.values())
+    grid = np.linspace(start, max(start, end), 200)
+    scores = {seed: [cell.metric.scale * value for value in some.values()] for seed, some in values.items()}
+    return pd.DataFrame({seed: np.interp(grid, hours[seed], scores[seed]) for seed in hours}, index=grid)
+
+
 def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
     """[rounds, counted from 1, seeds]: a column of progress.csv in the rounds for which every seed recorded it.
 
@@ -320,11 +356,16 @@ def line_figure(
     styles: Styles,
     *,
     ylabel: str = "",
+    xlabel: str = "",
     width: float = 3.1,
     across: int = 4,
     title_size: float | str = 9,
 ) -> Figure:
-    """A panel for each (title, lines): the mean over seeds by round, and the band of their deviation."""
+    """A panel for each (title, lines): the mean over seeds, and the band of their deviation.
+
+    Args:
+      xlabel: empty: along rounds.
+    """
     figure, all_axes = panel_grid(len(panels), across=across, width=width)
     for axes, (name, lines) in zip(all_axes, panels, strict=True):
         for label, frame in lines.items():
@@ -338,7 +379,7 @@ def line_figure(
             band(axes, mean.index, mean, std, style.colour)
         axes.set_title(name, fontsize=title_size)
         axes.set_ylabel(ylabel)
-        rounds_below(axes)
+        axes.set_xlabel(xlabel) if xlabel else rounds_below(axes)
     figure.suptitle(literal(title), fontsize=10)
     legend(figure, all_axes)
     return figure

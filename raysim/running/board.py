@@ -31,16 +31,19 @@ class Board:
         self._writer = SummaryWriter(str(folder), purge_step=first_round or None)
 
     def points(self, number: int, metrics: Mapping[str, float]) -> None:
-        """A point of each curve."""
-        self._write(number, {**metrics, **{f"{FIRST}/{tag}": value for tag, value in metrics.items() if tag in MAIN}})
+        """A point of each curve; with simulated time, that is the time of TensorBoard's axis RELATIVE."""
+        time_s = metrics.get("time/simulated_s")
+        self._write(
+            number, {**metrics, **{f"{FIRST}/{tag}": value for tag, value in metrics.items() if tag in MAIN}}, time_s
+        )
 
-    def _write(self, number: int, values: Mapping[str, float]) -> None:
+    def _write(self, number: int, values: Mapping[str, float], time_s: float | None = None) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         # One event for all: `add_scalar` writes one for each, and waits whenever ten of them are on their way to the file.
         if values:
             points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            self._add(Summary(value=points), number)
+            self._add(Summary(value=points), number, time_s)
 
     def histogram(self, tag: str, number: int, values: np.ndarray) -> None:
         self._writer.add_histogram(tag, values, number)
@@ -75,5 +78,5 @@ class Board:
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, summary: object, number: int | None = None) -> None:
-        self._writer._get_file_writer().add_summary(summary, number)
+    def _add(self, summary: object, number: int | None = None, time_s: float | None = None) -> None:
+        self._writer._get_file_writer().add_summary(summary, number, time_s)

@@ -265,6 +265,8 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     if stop.patience is not None and last_round - since >= stop.patience:
         better = "no number" if best is None else f"no better {main} than {best:.4f}"
         return f"{better} for {last_round - since} rounds"
+    if stop.simulated_s is not None and (now_s := float(rows[-1]["time/simulated_s"])) >= stop.simulated_s:
+        return f"{now_s:g} s of simulated time: {stop.simulated_s:g} were asked for"
     return ""
 
 

@@ -181,7 +181,7 @@ def test_a_step_behind_the_noise_does_not_look_at_who_came(optimiser, root, monk
     for comes in (True, False):
         with monkeypatch.context() as patch:
             if not comes:
-                patch.setattr("raysim.engine.server.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
+                patch.setattr("raysim.engine.schedule.choose_cohort", lambda *_, **__: np.zeros(0, np.int64))
             server = server_on(plan, root)
             before = server.params.clone()
             server.run_round(0)

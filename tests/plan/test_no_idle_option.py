@@ -27,7 +27,7 @@ from raysim.config.schema import Config
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from tests.support.federations import LORA_VIT, server_on
-from tests.support.method_cases import ATTACKS
+from tests.support.method_cases import ASYNCHRONOUS, ATTACKS
 
 TINY = {
     "seed": 3,
@@ -106,6 +106,7 @@ OUTSIDE = {
     "report, calibrate, tune": "other verbs; a run refuses the groups tune and calibrate, see the cases below",
     "resources": "where a run computes; those that only Ray uses are silent in a serial run, see the schema",
     "task": "what the targets are for; a set fits one task, tests/training/test_tasks.py",
+    "time, stop.simulated_s": "simulated time; tests/methods/test_asynchronous.py",
     "on_nonfinite, stop.score": "act upon an event: a number that is not finite, a score",
     "stop.epsilon": "what a method has spent; tests/methods/test_privacy.py",
     "evaluation.batch_size, local.stack, local.compile": "speed and rounding",
@@ -248,12 +249,14 @@ NETWORKS["dp"] = NETWORKS["local_dp"] = {"model": {**NORMED["model"], "norm": "g
 #: Rules that need more clients than the tiny run has.
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
 FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
+FEDERATIONS |= {name: {"time": {"step_s": {"lognorm": {"s": 1.0}}}} for name in ASYNCHRONOUS}
 FEDERATIONS |= {name: {"partition": {**SKEWED, "num_clients": 6}, "cohort": {"size": 5}} for name in ATTACKS}
 
 #: Settings of methods that take long at their defaults, or do nothing in so small a run.
 SHORT = {
     "ccvr": {"num_samples": 16},
     "centered_clipping": {"tau": 0.05},
+    "fedbuff": {"buffer": 2},
     "dnc": {"coordinates": 50},
     "krum": {"select": 3},
 }

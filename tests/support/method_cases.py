@@ -127,7 +127,7 @@ CNN_CASES: dict[str, Methods] = {
     ],
     "local_dp-fedvg": [PERSONAL_NORMS, {"local_dp": {"clip": 0.3, "noise": 0.1}}, "fedvg"],
     "fedbuff": [{"fedbuff": {"buffer": 3}}],
-    "fedbuff-fedvg-top_k": [{"fedbuff": {"buffer": 3}}, "fedvg", {"top_k": {"share": 0.2}}],
+    "fedvg-fedbuff-top_k": ["fedvg", {"fedbuff": {"buffer": 3}}, {"top_k": {"share": 0.2}}],
     "fedasync-fedprox": ["fedasync", {"fedprox": {"mu": 0.3}}],
     "client_momentum-krum": ["client_momentum", {"krum": {"attackers": 1}}],
     "attack-label_flip-source": [{"label_flip": {"share": 0.4, "source": 3, "target": 5}}],
