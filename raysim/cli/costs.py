@@ -46,7 +46,8 @@ class Priced:
     def mb(self, way: str) -> float:
         """MB of all rounds, "up" or "down"."""
         pairs = zip(self.cost.work, self.rates, strict=True)
-        return sum(work.clients * float(getattr(rate, f"{way}_mb")) for work, rate in pairs)
+        late = int(way == "down")  # late clients receive the model as well
+        return sum((work.clients + late * work.late) * float(getattr(rate, f"{way}_mb")) for work, rate in pairs)
 
 
 def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:

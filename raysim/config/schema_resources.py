@@ -84,9 +84,7 @@ class ResourcesGroup(Group):
 
 def _are_hours(shares: list[float]) -> list[float]:
     if shares and (len(shares) != 24 or max(shares) < 0.01):
-        raise ValueError(
-            f"needs 24 numbers, the largest at least 0.01, got {len(shares)}; leave out the key for all clients"
-        )
+        raise ValueError(f"must be 24 numbers, the largest at least 0.01, got {len(shares)} numbers")
     return shares
 
 

@@ -260,11 +260,7 @@ class Server:
             text = f"the new global model is not finite (server methods: {', '.join(names) or 'none'})"
             raise RaysimError(text, round_name(views.round_index), "lower the method's server_lr, or local.lr")
         self.state = state
-        self.counters = self.counters_after(cohort)
-
-    def counters_after(self, cohort: Cohort) -> dict[str, int]:
-        """The integer buffers that a cohort leaves behind."""
-        return counters_of(cohort, self.layout, self.counters)
+        self.counters = counters_of(cohort, self.layout, self.counters)
 
     def _evaluate(
         self, stack: Stack, views: ServerViews, weights: Weights

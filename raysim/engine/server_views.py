@@ -16,7 +16,7 @@ from raysim.core.method import Batch, Model, ServerView, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import Stack
 from raysim.core.weights import Weights, normalised
-from raysim.engine.cohort import Cohort
+from raysim.engine.cohort import Cohort, counters_of
 from raysim.engine.messages import GradientRequest, MapRequest, UpdateRequest, pack, packed_copy
 from raysim.engine.scorer import ModelCall, map_features, map_test, validation_gradient, validation_update
 from raysim.training.evaluate import Score
@@ -135,7 +135,7 @@ class ServerViews:
         server, total = self.server, self.cohort.total("update", weights).float()
         size = server.layout.num_params
         state = torch.cat([self.start + total[:size], server.buffers + total[size:]])
-        counters = server.counters_after(self.cohort)
+        counters = counters_of(self.cohort, server.layout, server.counters)
         score = server.scorer.scores(state, counters, names=["validation"])["validation"]
         if self.best is None or score.loss < self.best[1].loss:
             self.best = state, score

@@ -16,7 +16,7 @@ from raysim.base.errors import MethodError
 from raysim.core.cohorts import choose_cohort, without_dropouts
 from raysim.core.method import Sampling
 from raysim.core.seeding import derive_seed
-from raysim.core.timetable import Timetable
+from raysim.core.timetable import Timetable, Turn
 from raysim.engine.pool import SerialPool
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import Phase
@@ -51,12 +51,13 @@ TIMELESS = {
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a phase: rounds, and the totals of clients, local steps and trained images."""
+    """Work of a phase: rounds, and the totals of clients, local steps, trained images, and clients who come too late."""
 
     rounds: int
     clients: int
     steps: int
     images: int
+    late: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def cost_of(plan: Plan) -> RunCost:
     return RunCost(tuple(work), evaluations, scored, held_out, pair, network, simulated_s)
 
 
-def _timed_turns(table: Timetable, plan: Plan, phase: Phase, first: int, skips_single: bool) -> list[np.ndarray]:
+def _timed_turns(table: Timetable, plan: Plan, phase: Phase, first: int, skips_single: bool) -> list[Turn]:
     """The clients whose updates end each round; moves simulated time to the end of the phase."""
     sizes, sent = plan.manifest.sizes, plan.layout.shared_bytes
     turns = []
@@ -140,36 +141,38 @@ def _timed_turns(table: Timetable, plan: Plan, phase: Phase, first: int, skips_s
             steps = [phase.num_steps(each, int(sizes[each]), skips_single, plan.config.seed, index) for each in clients]
             return table.speeds.seconds(clients, np.array(steps), sent, sent)
 
-        turn = phase.turn_of(table, index, seconds_of)
-        turns.append(turn.clients if len(turn.clients) else np.zeros(1, np.int64))
+        turns.append(_trained(phase.turn_of(table, index, seconds_of), index))
     return turns
 
 
-def _work(
-    phase: Phase, sizes: np.ndarray, seed: int, first: int, turns: Sequence[np.ndarray], skips_single: bool
-) -> Work:
+def _trained(turn: Turn, index: int) -> Turn:
+    """The turn; where nobody comes, one client trains and is dropped."""
+    return turn if len(turn.clients) else turn._replace(clients=np.zeros(1, np.int64), begun=np.array([index]))
+
+
+def _work(phase: Phase, sizes: np.ndarray, seed: int, first: int, turns: Sequence[Turn], skips_single: bool) -> Work:
     if phase.stragglers:  # the share of a client is drawn for each round
-        pairs = [(index, client) for index, cohort in enumerate(turns, first) for client in cohort]
+        pairs = [pair for turn in turns for pair in zip(turn.begun.tolist(), turn.clients.tolist(), strict=True)]
     else:
         pairs = [(first, client) for client in range(len(sizes))]
     steps = [phase.num_steps(client, int(sizes[client]), skips_single, seed, index) for index, client in pairs]
     counts = zip(steps, (int(sizes[client]) for _, client in pairs), strict=True)
     images = [images_of(count, size, phase.settings, skips_single) for count, size in counts]
-    chosen = np.concatenate(turns) if turns else np.empty(0, np.int64)
+    chosen = np.concatenate([turn.clients for turn in turns]) if turns else np.empty(0, np.int64)
     times = np.ones(len(pairs), np.int64) if phase.stragglers else np.bincount(chosen, minlength=len(sizes))
-    return Work(phase.rounds, len(chosen), int(times @ np.array(steps)), int(times @ np.array(images)))
+    late = sum(turn.num_late for turn in turns)
+    return Work(phase.rounds, len(chosen), int(times @ np.array(steps)), int(times @ np.array(images)), late)
 
 
 @lru_cache(maxsize=64)  # the trials of a sweep have few different cohorts
-def _turns(
-    population: int, size: int, rounds: range, seed: int, dropout: float, sampling: Sampling
-) -> list[np.ndarray]:
-    """The cohort of each round; where nobody comes, one client trains and is dropped."""
-    turns = [{"seed": seed, "round_index": index} for index in rounds]
-    cohorts = (
-        without_dropouts(choose_cohort(population, size, **each, sampling=sampling), dropout, **each) for each in turns
-    )
-    return [cohort if len(cohort) else np.zeros(1, np.int64) for cohort in cohorts]
+def _turns(population: int, size: int, rounds: range, seed: int, dropout: float, sampling: Sampling) -> list[Turn]:
+    """The cohort of each round."""
+    turns = []
+    for index in rounds:
+        cohort = choose_cohort(population, size, seed=seed, round_index=index, sampling=sampling)
+        cohort = without_dropouts(cohort, dropout, seed=seed, round_index=index)
+        turns.append(_trained(Turn(cohort, np.full(len(cohort), index)), index))
+    return turns
 
 
 def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_single: bool) -> int:

@@ -204,7 +204,7 @@ def test_asynchronous_methods_are_refused_beside_what_waits_for_a_cohort(root):
         ({"step_s": {"lognorm": {"sigma": 1}}}, "lognorm has other options"),
         ({"step_s": {"norm": {}}}, "time.step_s: step_s of client"),
         ({"up_mbps": 0}, "time.up_mbps: up_mbps of client 0 is 0; it must be > 0"),
-        ({"available": [0.5]}, "needs 24 numbers"),
+        ({"available": [0.5]}, "must be 24 numbers"),
         ({"traces": "nowhere.csv"}, "time.traces: cannot be read"),
     ],
 )

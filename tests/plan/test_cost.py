@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from raysim.cli.costs import Priced
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.server import Server
 from raysim.folders.run_folder import RunFolder
@@ -54,6 +55,8 @@ def naive_images(rows, sizes, batch_size):
             *([], {"cohort": {"size": 1, "sampling": "poisson"}, "rounds": 6}), marks=pytest.mark.essential
         ),
         ([], {"partition": {"scheme": "joint"}}),
+        ([], {"time": {"step_s": {"lognorm": {"s": 1}}, "deadline_s": 3.0}}),
+        ([{"fedbuff": {"buffer": 2}}], {"cohort": {"size": 5}, "rounds": 6}),
     ],
 )
 def test_counts_are_those_that_the_run_records(root, tmp_path, methods, groups):
@@ -68,13 +71,14 @@ def test_counts_are_those_that_the_run_records(root, tmp_path, methods, groups):
     assert cost.total.steps == sum(steps for _, steps in rows)
     assert cost.total.images == naive_images(rows, plan.manifest.sizes, plan.config.local.batch_size)
     assert cost.evaluations == sum(bool(row["server/accuracy"]) for row in progress)
+    assert cost.simulated_s == pytest.approx(float(progress[-1].get("time/simulated_s", 0)))
     if methods in ([], [{"krum": {"attackers": 1}}]):
         assert cost.scored == cost.evaluations * (len(plan.manifest.test) + len(plan.manifest.validation))
     if methods == ["fedvg"]:  # its clients score the validation set, too
         assert cost.scored > len(rows) * len(plan.manifest.validation)
     rates = measured(plan, cost)
     for way in ("up", "down"):
-        expected = sum(w.clients * getattr(r, f"{way}_mb") for w, r in zip(cost.work, rates, strict=True))
+        expected = Priced(plan.config, cost, rates, 0.0).mb(way)
         assert expected == pytest.approx(sum(float(row[f"comm/{way}_mb"]) for row in progress), rel=1e-6)
     assert all(rate.client_s > 0 for rate in rates)
     assert rates[0].step_s > 0

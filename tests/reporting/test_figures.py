@@ -120,6 +120,19 @@ def test_curves_are_the_mean_over_seeds(tmp_path):
     assert len(axes.collections) == 1
 
 
+def test_time_curves_are_interpolated_between_evaluations(tmp_path):
+    for seed, (value, pace) in enumerate(((0.4, 3600.0), (0.6, 7200.0))):
+        times = [pace * (index + 1) for index in range(10)]
+        fabricate(tmp_path / str(seed), value, seed=seed, progress={"time/simulated_s": times}, time={})
+    _, made, _ = drawn([tmp_path], {})
+    (axes,) = made["time_curves"].axes
+    assert axes.get_xlabel() == "simulated time (h)"
+    (line,) = axes.lines
+    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (2.0, 10.0)  # the slow seed begins, the fast seed ends
+    middle = 0.6 * (1 - 0.6 * np.exp(-3 * 4 / 10))  # the slow seed after ten hours
+    assert line.get_ydata()[-1] == pytest.approx(100 * (0.4 + middle) / 2)
+
+
 def test_weights_make_the_balanced_client_bold(tmp_path):
     for norm in ("l1", "l2"):
         labels = {**labels_of("FedVG", 0.05), "norm": norm}

@@ -24,6 +24,15 @@ def test_cost_of_a_target_by_hand(tmp_path):
     assert cost(tmp_path / "a", "server/accuracy_x", 0.61) is None
 
 
+def test_simulated_hours_stand_beside_the_other_costs(tmp_path):
+    more = {"comm/up_mb": 1.0, "comm/down_mb": 2.0, "time/simulated_s": [1800.0 * (index + 1) for index in range(10)]}
+    fabricate(tmp_path / "a", 0.6, labels=labels_of("FedVG", 0.1), progress=more, time={})
+    (extra,) = make_report([tmp_path], {"target": "45", "columns": ["alpha"]}).extras
+    assert [name.rpartition(": ")[2] for name in extra.header[1:]] == ["rounds", "MB", "s", "simulated h"]
+    (_, entries), *_ = extra.lines
+    assert [entry.text for entry in entries] == ["4.0", "12.0", "4.0", "2.000"]
+
+
 def targets(folder):
     for method, best in (("FedAvg", (0.5, 0.52)), ("FedVG", (0.6, 0.4)), ("Slow", (0.2, 0.2))):
         for seed, value in enumerate(best):

@@ -24,3 +24,12 @@ def test_a_run_that_goes_on_in_the_same_second_keeps_its_first_points(tmp_path):
     second.close()
     points = EventAccumulator(str(tmp_path)).Reload().Scalars("server/accuracy")
     assert [point.step for point in points] == list(range(6))
+
+
+def test_points_with_simulated_time_lie_at_that_time(tmp_path):
+    board = Board(tmp_path, 0)
+    for number, time_s in enumerate((5.0, 7.5)):
+        board.points(number, {"server/accuracy": 0.5, "time/simulated_s": time_s})
+    board.close()
+    points = EventAccumulator(str(tmp_path)).Reload().Scalars("server/accuracy")
+    assert [(point.step, point.wall_time) for point in points] == [(0, 5.0), (1, 7.5)]

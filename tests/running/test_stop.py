@@ -23,6 +23,13 @@ def settings(settings: dict[str, object]) -> dict[str, object]:
     return {**settings, "rounds": 6}
 
 
+def test_a_run_ends_at_the_first_evaluation_after_its_simulated_time():
+    table = [{**row, "time/simulated_s": str(2.5 * number)} for number, row in enumerate(rows(0.1, 0.2, 0.3), 1)]
+    assert not reason_to_stop(StopGroup(simulated_s=5.0), table[:1], 1)
+    assert reason_to_stop(StopGroup(simulated_s=5.0), table[:2], 1) == "5 s of simulated time: 5 were asked for"
+    assert not reason_to_stop(StopGroup(simulated_s=5.0), table, 2)  # between two evaluations
+
+
 def test_nan_is_never_best():
     """A first score that is no number neither stays the best one nor keeps patience and targets from being met."""
     table = rows(float("nan"), 0.3, 0.2, float("nan"))
