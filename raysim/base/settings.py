@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 #: The same, to be read only.
@@ -37,16 +38,32 @@ def leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, 
         yield key, value
 
 
-def name_and_options(spec: object) -> tuple[str, Settings]:
-    """(name, options) of what a configuration writes as `name` or as `{name: {option: value}}`.
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """A name with options, which a configuration writes as `name` or as `{name: {option: value}}`.
 
-    Raises:
-      ValueError: it is neither.
+    A Spec equals another of the same written form, and that form itself: defaults of the schema are written forms.
     """
-    name, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, None)
-    if not isinstance(name, str) or not isinstance(options, Mapping | None):
-        raise ValueError(f"must be a name or {{name: {{option: value}}}}, got {spec!r}")
-    return name, dict(options or {})
+
+    name: str
+    options: Settings
+    written: object
+
+    @classmethod
+    def of(cls, written: object) -> Spec:
+        """Parse a written form. Raises ValueError: a value of neither form."""
+        ((name, options),) = written.items() if isinstance(written, dict) and len(written) == 1 else [(written, None)]
+        if not isinstance(name, str) or not isinstance(options, Mapping | None):
+            raise ValueError("must be a name or {name: {option: value}}")
+        return cls(name, dict(options or {}), written)
+
+    def __eq__(self, other: object) -> bool:
+        return self.written == as_written(other)
+
+
+def as_written(value: object) -> object:
+    """Return a value of a configuration as a file has it: written forms in place of Specs, also in a list."""
+    return [as_written(each) for each in value] if isinstance(value, list) else getattr(value, "written", value)
 
 
 def flatten(config: Raw, prefix: str = "") -> Settings:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from raysim.base.counting import Counts
 from raysim.base.errors import Fault
-from raysim.base.settings import Raw, Settings
+from raysim.base.settings import Raw, Settings, as_written
 
 
 def idle_options(model: BaseModel, prefix: str = "") -> dict[str, tuple[Counts, str]]:
@@ -47,8 +47,8 @@ def _is_met(counts: Counts, whole: BaseModel, value: object) -> bool:
 
 
 def value_of(model: object, key: str) -> object:
-    """The value at a dotted key; None where a group on the way is null."""
-    return reduce(lambda group, name: getattr(group, name, None), key.split("."), model)
+    """The value at a dotted key, as a file has it; None where a group on the way is null."""
+    return as_written(reduce(lambda group, name: getattr(group, name, None), key.split("."), model))
 
 
 def has_effect(key: str, settings: Raw, model: BaseModel) -> bool:

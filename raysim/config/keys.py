@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, GetPydanticSchema, PlainSerializer
 
 from raysim.base.counting import Counts
+from raysim.base.settings import Settings, Spec
 from raysim.config.faults import Checked
 
 
@@ -28,6 +29,16 @@ def _counting(field: Any, counts: Counts | None) -> Any:
     if counts is not None:
         field.metadata.append(counts)
     return field
+
+
+def written_as(form: Any) -> GetPydanticSchema:
+    """Annotate a Spec with the type of its written form: read from it, and dumped to it."""
+    parsed = Annotated[form, AfterValidator(Spec.of), PlainSerializer(lambda spec: spec.written)]
+    return GetPydanticSchema(lambda _, handler: handler(parsed))
+
+
+#: A name, or {name: {option: value}}.
+Named = Annotated[Spec, written_as(str | Settings)]
 
 
 class Group(Checked):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from raysim.base.settings import Settings
+from raysim.base.settings import Spec
 
 
-def methods_label(specs: Sequence[str | Settings]) -> str:
+def methods_label(specs: Sequence[Spec]) -> str:
     """Return the label of a list of methods: "fedprox + fedvg"; "fedavg" for an empty list."""
-    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else spec for spec in specs) or "fedavg"
+    return " + ".join(spec.name for spec in specs) or "fedavg"
 
 
 def methods_text(specs: Sequence[object]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raysim.base.errors import ConfigError, Fault, SettingIgnored
-from raysim.base.settings import Settings, assign, name_and_options
+from raysim.base.settings import Settings, assign
 from raysim.base.texts import LONGEST_NAME, name_fault
 from raysim.base.uri import is_uri, masked, uri_fault
 from raysim.config.counting import idle_faults, left_idle, remove, sets
@@ -174,11 +174,11 @@ def _contradictions(config: Config) -> Iterator[Fault]:
 def _data_contradictions(config: Config) -> Iterator[Fault]:
     """The same of the data and partition groups."""
     data, part = config.data, config.partition
-    scheme, _ = name_and_options(part.scheme)
+    scheme = part.scheme.name
     forms = FORMS.get(scheme, ())
     if forms and part.form not in (None, *forms):
         yield Fault("partition.form", f"scheme {scheme} has no form {part.form!r}; choose {' or '.join(forms)}")
-    if part.scheme == "file" and part.file is None:
+    if scheme == "file" and part.file is None:
         yield Fault("partition.file", "is missing; scheme file needs the path of a CSV, Parquet or JSON file")
     if data.test + data.validation >= 1 and data.split != "official":
         held_out = f"test {data.test:g} and validation {data.validation:g}"
@@ -212,7 +212,7 @@ def _validation_contradictions(config: Config) -> Iterator[Fault]:
         yield Fault(place, "sets the classes, and so does imbalance; keep one")
     if own.share > 0 and external.name is not None:
         yield Fault(place, "is drawn from the set's own held-out rows, not from an external set; keep one")
-    is_by_client = data.split_within_clients or config.partition.scheme == "file"
+    is_by_client = data.split_within_clients or config.partition.scheme.name == "file"
     if chosen.order == "client" and not is_by_client and external.name is None:
         text = "client needs validation rows that are the clients' own"
         mend = "set data.split_within_clients, or order stratified"

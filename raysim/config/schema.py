@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from raysim.base.counting import Counts, counts_above, counts_empty, counts_given, counts_with
 from raysim.base.direction import BETTER, Direction, direction_of
-from raysim.base.settings import Settings
-from raysim.config.keys import Group, group, key
+from raysim.base.settings import Settings, Spec
+from raysim.config.keys import Group, Named, group, key
 from raysim.config.schema_data import NOT_JOINT, DataGroup, PartitionGroup
 from raysim.config.schema_resources import ResourcesGroup, TimeGroup
 
@@ -115,10 +115,9 @@ def _is_longer(rounds: object, patience: object) -> bool:
     return isinstance(rounds, int) and isinstance(patience, int) and rounds > patience + 1
 
 
-def _without_fedavg(methods: object) -> object:
+def _without_fedavg(methods: list[Spec]) -> list[Spec]:
     """Drop FedAvg from a list of methods, since it has no hook."""
-    names: tuple[object, ...] = ("fedavg", {"fedavg": {}}, {"fedavg": None})
-    return [spec for spec in methods if spec not in names] if isinstance(methods, list) else methods
+    return [spec for spec in methods if spec.name != "fedavg" or spec.options]
 
 
 def _has_dp(methods: object, _: object) -> bool:
@@ -173,7 +172,7 @@ class TuneGroup(Group):
     grace_rounds: int = key(
         1, "rounds of a trial before the scheduler may stop the trial", ge=1, counts=counts_given("tune.scheduler")
     )
-    callbacks: list[str | Settings] = key(
+    callbacks: list[Named] = key(
         [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
     )
 
@@ -240,7 +239,7 @@ class Config(Group):
         "folder for run directories, relative to RAYSIM_HOME if set, or a URI such as s3://bucket/runs: see "
         "docs/storage.md",
     )
-    task: str | Settings | None = key(
+    task: Named | None = key(
         None, "classes, labels, regression, tokens, or module:function of your own; null: the task of the prepared set"
     )
     seed: int = key(0, "seed of every random draw; seed and configuration decide the result", ge=0)
@@ -248,10 +247,10 @@ class Config(Group):
     on_nonfinite: Literal["error", "skip"] = key(
         "error", "error: a non-finite update ends the run; skip: the round continues without the client"
     )
-    methods: Annotated[list[str | Settings], BeforeValidator(_without_fedavg)] = key(
+    methods: Annotated[list[Named], AfterValidator(_without_fedavg)] = key(
         [], "methods, applied in this order; an empty list is fedavg"
     )
-    loggers: list[str | Settings] = key([], "functions of your own (module:function) that return a logger")
+    loggers: list[Named] = key([], "functions of your own (module:function) that return a logger")
     data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
     partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")
     model: ModelGroup = group(ModelGroup, "the network and its initial weights")
@@ -273,7 +272,7 @@ class Config(Group):
     @property
     def is_joint(self) -> bool:
         """Whether one client holds all training examples: centralised training."""
-        return self.partition.scheme == "joint"
+        return self.partition.scheme.name == "joint"
 
     def is_serial(self, *, in_sweep: bool = False) -> bool:
         """Whether a run is one process, without a server and trainers on Ray.

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from raysim.base.counting import Counts, counts_above, counts_given, counts_with, counts_without
-from raysim.base.settings import Settings
-from raysim.config.keys import Group, group, key
+from raysim.base.settings import Settings, Spec
+from raysim.config.keys import Group, Named, group, key, written_as
 
 
 class ExternalGroup(Group):
@@ -60,7 +60,7 @@ Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
 
 class PreprocessGroup(Group):
     resize: int | None = key(None, "height and width", ge=1)
-    own: Own | dict[Own, Settings] | None = key(
+    own: Annotated[Spec, written_as(Own | dict[Own, Settings])] | None = key(
         None,
         "module:function of your own, called last; maps uint8 images (n, height, width, channels) to images of the same form",
     )
@@ -135,14 +135,14 @@ class DataGroup(Group):
     )
     crop: int | None = key(None, "height and width of the central crop, or of the augmentation's crop", ge=1)
     channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
-    augment: str | Settings = key("none", "augmentation of training batches, by name, or module:function of your own")
-    shift: str | Settings = key(
+    augment: Named = key("none", "augmentation of training batches, by name, or module:function of your own")
+    shift: Named = key(
         "none",
         "difference between clients' images: noise, which grows with the client's number, or module:function of your own; "
         "each test and validation row belongs to one client",
         counts=counts_without("partition.scheme", "joint"),
     )
-    reader: str | Settings | None = key(None, "module:function of your own that prepares the set from `files`")
+    reader: Named | None = key(None, "module:function of your own that prepares the set from `files`")
     files: str | None = key(None, "folder or file that `reader` reads")
 
     @property
@@ -162,26 +162,28 @@ def _of_scheme(*schemes: str) -> Counts:
     return counts_with("partition.scheme", *schemes)
 
 
+#: Schemes that come with raysim.
+Scheme = Literal[
+    "dirichlet",
+    "iid",
+    "labels",
+    "shards",
+    "quantiles",
+    "quantity",
+    "domain",
+    "natural",
+    "nine_plus_one",
+    "file",
+    "joint",
+]
+
+
 class PartitionGroup(Group):
     """A union by scheme: each key declares the schemes in which it applies."""
 
-    scheme: (
-        Literal[
-            "dirichlet",
-            "iid",
-            "labels",
-            "shards",
-            "quantiles",
-            "quantity",
-            "domain",
-            "natural",
-            "nine_plus_one",
-            "file",
-            "joint",
-        ]
-        | Own
-        | Annotated[dict[Own, Settings], Field(min_length=1, max_length=1)]
-    ) = key("dirichlet", "how examples go to clients; joint: a single client has all")
+    scheme: Annotated[
+        Spec, written_as(Scheme | Own | Annotated[dict[Own, Settings], Field(min_length=1, max_length=1)])
+    ] = key("dirichlet", "how examples go to clients; joint: a single client has all")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None, "form of the scheme; null: class for dirichlet, dirichlet for quantity", counts=_of_scheme(*FORMS)
     )

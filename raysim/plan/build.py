@@ -15,7 +15,6 @@ from typing import ParamSpec, TypeVar
 from raysim.base.errors import refuse
 from raysim.base.own import own_errors
 from raysim.base.own_code import OwnCode, packed, receive
-from raysim.base.settings import name_and_options
 from raysim.config import CohortGroup, Config, ModelGroup
 from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
 from raysim.core.method import Method, Partition
@@ -189,7 +188,7 @@ class Plan:
 
 def task_of(config: Config, info: SetInfo) -> Task:
     """Return the task of the configuration, else of the set; raises LookupError for an unknown name."""
-    name, options = name_and_options(config.task or info.task)
+    name, options = (config.task.name, config.task.options) if config.task else (info.task, {})
     task = find_task(name)
     return task if isinstance(task, Task) else made_task(task, options)
 
@@ -244,7 +243,7 @@ def input_transform(config: Config, info: SetInfo, *, channels_last: bool = Fals
       LookupError: an augmentation of the user's own that cannot be used.
     """
     data = config.data
-    augment, options = name_and_options(data.augment)
+    augment = data.augment
     mean, std = NORMALISATIONS.get(data.normalise, NORMALISATIONS["none"])
     if data.normalise == STANDARD:
         mean, std = info.mean, info.deviation
@@ -257,15 +256,15 @@ def input_transform(config: Config, info: SetInfo, *, channels_last: bool = Fals
         resize=_square(data.resize),
         crop=_square(data.crop),
         channels=data.channels,
-        augmentation=AUGMENTATIONS.get(augment),
+        augmentation=AUGMENTATIONS.get(augment.name),
         interpolation=data.interpolation,
-        function=partial(find_augmentation(augment), **options) if ":" in augment else None,
+        function=partial(find_augmentation(augment.name), **augment.options) if ":" in augment.name else None,
     )
 
 
 def feature_shift(config: Config) -> Shift | None:
     """Return the configured shift; raises LookupError for an unknown name."""
-    name, options = name_and_options(config.data.shift)
+    name, options = config.data.shift.name, config.data.shift.options
     if name == "none":
         return None
     is_anew = name == "noise" and bool(options.get("anew"))

@@ -16,7 +16,7 @@ import torch
 
 from raysim.base.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
 from raysim.base.options import text_of
-from raysim.base.settings import Settings
+from raysim.base.settings import Settings, Spec
 from raysim.config import Config, ModelGroup, located, parse_config, parse_options, sound_config, without
 from raysim.core.conflicts import conflicts, resources_of
 from raysim.core.layout import Layout
@@ -83,7 +83,7 @@ def check(
         faults += split_faults
     info = sets.info
     if config.task is None and info.task != CLASSES.name:
-        config = config.model_copy(update={"task": info.task})
+        config = config.model_copy(update={"task": Spec.of(info.task)})
     if size_faults := memory_faults(config, info):
         raise ConfigError(faults + size_faults, source)
     spec = with_weights(model_spec(config, info), ready.made if ready else None)
@@ -259,7 +259,7 @@ def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInf
 
 @cached_by_value
 def _fit(
-    specs: Sequence[str | Settings], model: ModelGroup, spec: ModelSpec, available: Sequence[str]
+    specs: Sequence[Spec], model: ModelGroup, spec: ModelSpec, available: Sequence[str]
 ) -> tuple[Layout | None, Sequence[str]]:
     """Return (layout of the model under the methods, conflicts)."""
     methods, _ = build_methods(specs)

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from raysim.base.commands import command
 from raysim.base.errors import DataError, Fault, OwnCodeError, explained
-from raysim.base.settings import name_and_options
 from raysim.base.uri import is_uri
 from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
 from raysim.data.arrow import PreparedSet, SetInfo
@@ -61,8 +60,8 @@ def open_sets(config: Config) -> Sets:
     Raises:
       DataError: one is not there and cannot be made, or is damaged.
     """
-    external = config.data.validation_set.external.name
-    images = _open_set(config, config.data.name) if config.data.reader is None else _sound(open_own_set(config))
+    external, reader = config.data.validation_set.external.name, config.data.reader
+    images = _open_set(config, config.data.name) if reader is None else _sound(open_own_set(config, reader))
     other = _open_set(config, external) if external else None
     tests = {name: _open_set(config, name) for name in config.data.test_sets}
     return Sets(images, other, tests, _preprocess(config, images))
@@ -72,8 +71,7 @@ def _preprocess(config: Config, images: PreparedSet) -> Preprocess:
     group = config.data.preprocess
     if group is None:
         return make_preprocess(images)
-    own, options = name_and_options(group.own or "")
-    return make_preprocess(images, group.resize, own, options)
+    return make_preprocess(images, group.resize, *((group.own.name, group.own.options) if group.own else ()))
 
 
 def _open_set(config: Config, name: str) -> PreparedSet:
@@ -158,13 +156,12 @@ def _manifest_of(
 def partition_spec(config: Config) -> PartitionSpec:
     """The data layer's view of the configuration; keys of one name mean the same in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
-    scheme, options = name_and_options(part.scheme)
-    own = chosen.from_clients
-    file = part.file if scheme == "file" and part.file else ""
+    scheme, own = part.scheme, chosen.from_clients
+    file = part.file if scheme.name == "file" and part.file else ""
     return PartitionSpec(
         **part.model_dump(exclude={"scheme", "form", "num_clients", "seed", "file"}),
-        scheme=scheme,
-        options=json.dumps(options, sort_keys=True, default=str) if options else "",
+        scheme=scheme.name,
+        options=json.dumps(scheme.options, sort_keys=True, default=str) if scheme.options else "",
         file=file,
         file_sha256=_digest(file) if file else "",
         **data.model_dump(include={"test", "validation", "fraction", "split", "unseen_choice"}),

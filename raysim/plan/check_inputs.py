@@ -10,7 +10,6 @@ import torch
 
 from raysim.base.errors import Fault, OwnCodeError
 from raysim.base.ram import memory_fault
-from raysim.base.settings import name_and_options
 from raysim.config import Config, nearest
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
@@ -37,7 +36,7 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         if data.normalise not in ("none", STANDARD):
             faults.append(Fault("data.normalise", f"{data.normalise!r} is for images; take standard, or drop it"))
         return faults
-    augment, _ = name_and_options(data.augment)
+    augment = data.augment.name
     named = (
         ("data.normalise", data.normalise, [*NORMALISATIONS, STANDARD]),
         ("data.augment", "none" if ":" in augment else augment, [*AUGMENTATIONS]),
@@ -71,8 +70,7 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
             images, own_faults = or_faults(trial, f"data.{key}")
         faults += own_faults
         if images is not None and not bool(torch.isfinite(images).all()):
-            name, _ = name_and_options(getattr(data, key))
-            text = f"{name} returns non-finite images for random pixels; correct the function"
+            text = f"{getattr(data, key).name} returns non-finite images for random pixels; correct the function"
             faults.append(Fault(f"data.{key}", text))
     return faults
 
@@ -87,7 +85,7 @@ def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) 
     Args:
       outputs: shape of the model's for one example; None: there is no sound model, and they count as the targets need them.
     """
-    name, _ = name_and_options(config.task or info.task)
+    name = config.task.name if config.task else info.task
     try:
         task = task_of(config, info)
     except (LookupError, OwnCodeError) as error:

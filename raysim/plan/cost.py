@@ -122,7 +122,7 @@ def cost_of(plan: Plan) -> RunCost:
         scored += done.clients * num_validation * ("validation-set" in phase.stack.needs)
         scored += done.clients * num_test * ("test-set" in phase.stack.needs)
     network = json.dumps([config.model.model_dump(mode="json"), plan.info.shape, len(plan.info.classes)])
-    counts = {"methods": config.methods, "evaluation": config.evaluation.model_dump(mode="json"), "held_out": held_out}
+    counts = config.model_dump(mode="json", include={"methods", "evaluation"}) | {"held_out": held_out}
     for group, parts in TIMELESS.items():
         counts[group] = getattr(config, group).model_dump(mode="json", exclude=set(parts))
     threads = [config.resources.cpus, config.resources.gpus_per_trainer]

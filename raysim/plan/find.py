@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import SupportsFloat, TypeVar, cast
@@ -14,7 +14,7 @@ from raysim.base.direction import declare, direction_of
 from raysim.base.errors import DataError, Fault, OwnCodeError, refuse
 from raysim.base.own import own_errors, place_in, place_of, words_of
 from raysim.base.own_code import own_function, with_given
-from raysim.base.settings import Settings, name_and_options
+from raysim.base.settings import Settings, Spec
 from raysim.config import Config, parse_options, read_config, shipped_folder
 from raysim.config import nearest as nearest_name
 from raysim.core.hooks import check_calls
@@ -49,13 +49,13 @@ def build_methods(specs: Sequence[object]) -> tuple[list[Method], list[Fault]]:
 
 def _build_method(spec: object, key: str) -> Method | list[Fault]:
     try:
-        name, options = name_and_options(spec)
-        make = find_method(name)
+        named = spec if isinstance(spec, Spec) else Spec.of(spec)
+        make = find_method(named.name)
     except (LookupError, ValueError) as error:
         return [Fault(key, str(error))]
-    key = f"{key}.{name}"
+    key = f"{key}.{named.name}"
     try:
-        parsed, faults = parse_options(make, options, key)
+        parsed, faults = parse_options(make, named.options, key)
         method = None if faults else make(**parsed)
         if isinstance(method, Method):
             check_calls(method)
@@ -63,7 +63,7 @@ def _build_method(spec: object, key: str) -> Method | list[Fault]:
         return [Fault(key, str(error))]
     except (Exception, SystemExit) as error:  # a method of the user's own may raise anything
         place = place_in(error)
-        text = str(error).removeprefix(f"{name}: ") or words_of(error)  # the key names the method
+        text = str(error).removeprefix(f"{named.name}: ") or words_of(error)  # the key names the method
         return [Fault(key, f"{words_of(error)} in {place}" if place else text)]
     if isinstance(method, Method):
         return method
@@ -167,16 +167,15 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
 def check_own(config: Config) -> list[Fault]:
     """Faults of the user's own functions in the data and partition groups, before any of them is called."""
     data, preprocess = config.data, config.data.preprocess
-    faults = own_faults("partition.scheme", config.partition.scheme, find_scheme)
-    faults += own_faults("data.augment", data.augment, find_augmentation)
-    faults += own_faults("data.shift", data.shift, find_shift, SHIFTS) if data.shift != "none" else []
-    find_own_task = cast("Callable[[str], Callable[..., object]]", find_task)
-    optional = (
-        ("task", config.task or None, find_own_task),
+    specs = (
+        ("partition.scheme", config.partition.scheme, find_scheme),
+        ("data.augment", data.augment, find_augmentation),
+        ("data.shift", data.shift, find_shift),
+        ("task", config.task, cast("Callable[[str], Callable[..., object]]", find_task)),
         ("data.reader", data.reader, find_reader),
-        ("data.preprocess.own", preprocess and preprocess.own, find_preprocess),
+        ("data.preprocess.own", preprocess.own if preprocess else None, find_preprocess),
     )
-    return faults + [f for key, spec, make in optional if spec is not None for f in own_faults(key, spec, make)]
+    return [fault for key, spec, make in specs if spec is not None for fault in own_faults(key, spec, make)]
 
 
 def check_metrics(config: Config) -> Iterator[Fault]:
@@ -192,33 +191,28 @@ def check_metrics(config: Config) -> Iterator[Fault]:
             yield Fault(key, f"server/{short} is recorded already; remove the entry, or rename the function")
 
 
-def own_faults(
-    key: str, spec: object, find_function: Callable[[str], Callable[..., object]], named: Collection[str] | None = None
-) -> list[Fault]:
-    """Return faults of a user's function and its options; none for shipped names.
+def own_faults(key: str, spec: Spec, find_function: Callable[[str], Callable[..., object]]) -> list[Fault]:
+    """Return faults of a user's function and its options.
 
-    Args:
-      named: names that take options as well, of all that there are; None: names are checked elsewhere and take none.
+    Shipped names take no options and are looked up elsewhere, except shifts, which are checked here.
     """
     try:
-        name, options = name_and_options(spec)
-        if ":" not in name and named is None:
-            return [Fault(key, f"{name!r} takes no options; remove the options")] if options else []
-        return parse_options(find_function(name), options, f"{key}.{name}" if options else key)[1]
-    except (LookupError, ValueError) as error:
+        if ":" not in spec.name and (find_function is not find_shift or spec == "none"):
+            return [Fault(key, f"{spec.name!r} takes no options; remove the options")] if spec.options else []
+        return parse_options(find_function(spec.name), spec.options, f"{key}.{spec.name}" if spec.options else key)[1]
+    except LookupError as error:
         return [Fault(key, str(error))]
 
 
-def open_own_set(config: Config) -> PreparedSet:
+def open_own_set(config: Config, reader: Spec) -> PreparedSet:
     """Return the set of a user's reader, written again if missing or outdated."""
     data = config.data
-    name, options = name_and_options(data.reader)
     if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
         mend = "choose another data.name for the set of your reader"
         raise DataError(f"{data.name!r} is a set of raysim's own", "", mend)
     path = set_path(Path(data.root), data.name)
     files = None if data.files is None else Path(data.files)
-    prepare_own(data.name, own_function(name, "reader"), path, files, options)
+    prepare_own(data.name, own_function(reader.name, "reader"), path, files, reader.options)
     return PreparedSet(path)
 
 
@@ -234,48 +228,47 @@ def prepare_by_name(
     if save_as in SOURCES:
         raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
     options = read_config(None, words)
-    refuse(own_faults("reader", {name: options}, find_reader), "the command line")
+    refuse(own_faults("reader", Spec.of({name: options}), find_reader), "the command line")
     return prepare_own(save_as, own_function(name, "reader"), path, files, options, again=again)
 
 
-def logger_faults(specs: Sequence[object]) -> Iterator[Fault]:
+def logger_faults(specs: Sequence[Spec]) -> Iterator[Fault]:
     """Yield faults of loggers: unknown names, unknown options, and duplicates."""
     for index, spec in enumerate(specs):
         if (first := specs.index(spec)) < index:
-            yield Fault(f"loggers[{index}]", f"{spec!r} is loggers[{first}] again; remove one")
+            yield Fault(f"loggers[{index}]", f"{spec.written!r} is loggers[{first}] again; remove one")
         made = find_logger(spec, f"loggers[{index}]")
         yield from made if isinstance(made, list) else []
 
 
-def find_logger(spec: object, key: str) -> tuple[Callable[..., object], Settings] | list[Fault]:
+def find_logger(spec: Spec, key: str) -> tuple[Callable[..., object], Settings] | list[Fault]:
     """Return (function that makes a logger, options), or faults."""
     try:
-        name, options = name_and_options(spec)
-        make: Callable[..., object] = find(name, {}, "logger")
-    except (LookupError, ValueError) as error:
+        make: Callable[..., object] = find(spec.name, {}, "logger")
+    except LookupError as error:
         return [Fault(key, str(error))]
-    parsed, faults = parse_options(make, options, f"{key}.{name}")
+    parsed, faults = parse_options(make, spec.options, f"{key}.{spec.name}")
     return faults or (make, parsed)
 
 
 #: A method with its options as a configuration has it.
-Spec = dict[str, dict[str, object]]
+MethodEntry = dict[str, dict[str, object]]
 
 
 class MethodNames:
     """Methods as functions from options to a configuration entry."""
 
-    def __getattr__(self, name: str) -> Callable[..., Spec]:
+    def __getattr__(self, name: str) -> Callable[..., MethodEntry]:
         if name not in METHODS:
             raise AttributeError(f"no method {name!r}; known: {', '.join(sorted(METHODS))}")
 
-        def spec(**options: object) -> Spec:
+        def spec(**options: object) -> MethodEntry:
             _, faults = build_methods([{name: options}])
             refuse(faults, f"raysim.methods.{name}")
             return {name: options}
 
         spec.__doc__ = METHODS[name].__doc__
-        options_of = signature(METHODS[name], eval_str=True).replace(return_annotation=Spec)
+        options_of = signature(METHODS[name], eval_str=True).replace(return_annotation=MethodEntry)
         vars(spec)["__signature__"] = options_of  # what Jupyter completes behind the bracket
         # Without its options, `methods=[raysim.methods.fedprox]`, the name says all.
         spec.__name__ = spec.__qualname__ = name

@@ -49,7 +49,7 @@ def with_split(config: Config, images: PreparedSet, *, uses_validation: bool) ->
 def _file_has_splits(config: Config, images: PreparedSet) -> bool:
     """Whether the partition file assigns splits; errors in the file are reported when the partition is drawn."""
     part = config.partition
-    if part.scheme == "file" and part.file is not None:
+    if part.scheme.name == "file" and part.file is not None:
         with suppress(DataError):
             file = read_division(Path(part.file), num_examples=len(images), num_clients=part.num_clients)
             return file.splits is not None

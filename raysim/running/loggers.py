@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from raysim.base.errors import ConfigError, Fault, RaysimError
 from raysim.base.own import place_in, place_of, words_of
-from raysim.base.settings import Settings
+from raysim.base.settings import Settings, Spec
 from raysim.base.texts import round_name
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.find import find_logger
@@ -35,7 +35,7 @@ class Logger(Protocol):
 class Loggers:
     """Loggers of a run. A fault before the first round ends the run; a later fault ends the logger."""
 
-    def __init__(self, specs: Sequence[object], folder: RunFolder, say: Callable[[str], None]):
+    def __init__(self, specs: Sequence[Spec], folder: RunFolder, say: Callable[[str], None]):
         self._specs, self._folder, self._say = specs, folder, say
         self._open: dict[str, tuple[Callable[..., object], Logger]] = {}
 
@@ -62,7 +62,7 @@ class Loggers:
             except (Exception, SystemExit) as error:  # whatever the user's own code raises
                 raise ConfigError([Fault(key, f"{_place(error, make)}; correct or remove the logger")]) from error
             self._refuse_missing_folder(make, "its start")
-            self._open[json.dumps(spec)] = make, logger
+            self._open[json.dumps(spec.written)] = make, logger
 
     def round(self, row: Mapping[str, str]) -> None:
         """Report a round to every logger. row: of progress.csv."""

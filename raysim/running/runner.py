@@ -22,7 +22,7 @@ from torch import Tensor
 from raysim.base.direction import DIRECTIONS, OF_RAYSIM
 from raysim.base.errors import ClusterLost, Fault, RaysimError, RunExists, explained
 from raysim.base.progress import Tell, silent
-from raysim.base.settings import Settings, flatten
+from raysim.base.settings import Settings, as_written, flatten
 from raysim.base.texts import round_name
 from raysim.base.uri import masked
 from raysim.config import Config, methods_label
@@ -197,7 +197,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
     """Write the final model and the summary; return the summary."""
     write_file(folder.model, save(final_model(plan, server)))
     facts = {
-        "methods": plan.config.methods,
+        "methods": as_written(plan.config.methods),
         "rounds": len(recorder.rows),
         "stopped_by": reason,
         "num_clients": plan.config.num_clients,
@@ -292,7 +292,7 @@ def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
 def _other_partition(plan: Plan, run: str) -> Fault:
     """Yield a fault if the run's partition differs from the plan's. run: name for messages."""
     key, what = "data", "the set"
-    if plan.config.partition.scheme == "file":
+    if plan.config.partition.scheme.name == "file":
         key, what = "partition.file", "the partition in the file"
     return Fault(key, f"{what} changed since {run} began; choose another name")
 

@@ -25,6 +25,7 @@ from methods.livar.importance import plain_table
 from methods.livar.regression import gram, target_coefficients
 from raysim.base.errors import ConfigError, Fault, RaysimError, explained, refuse
 from raysim.base.progress import Listener
+from raysim.base.settings import Spec
 from raysim.base.uri import is_uri
 from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
@@ -125,12 +126,10 @@ def _own_faults(config: Config) -> Iterator[Fault]:
         yield Fault("storage", text)
     if config.is_joint:
         yield Fault("partition.scheme", "joint leaves nothing to merge; choose how the clients' data differ")
-    first = config.methods[0] if config.methods else "livar"
-    name, options = next(iter(first.items())) if isinstance(first, dict) else (first, None)
-    options = options if isinstance(options, dict) else {}
+    first = config.methods[0] if config.methods else Spec.of("livar")
     without = {"components": "head", "layers": "examples", "table": "online"}
-    if name != "livar" or any(options.get(key) == value for key, value in without.items()):
-        text = f"must begin with livar, which counts the importances, got {first!r}; or remove the key"
+    if first.name != "livar" or any(first.options.get(key) == value for key, value in without.items()):
+        text = f"must begin with livar, which counts the importances, got {first.written!r}; or remove the key"
         yield Fault("methods", text)
     if holds_adapters(start := config.model.pretrained):
         text = f"{start} holds adapters; eq. 4 needs training that starts without adapters"

@@ -161,7 +161,7 @@ def plan_sweep(raw: sweep.Raw, source: str, *, reads_weights: bool = True) -> Sw
 
 def _with_metric(base: Config, trials: Sequence[SweepTrial]) -> Config:
     """With the main metric of the trials' task, if they share another one than classes and no metric was given."""
-    tasks = {each.config.task for each in trials}
+    tasks = {each.config.task and each.config.task.name for each in trials}
     if "metric" in base.tune.model_fields_set or len(tasks) != 1 or None in tasks:
         return base
     metric = f"server/{main_metric(trials[0].config)}"
@@ -252,7 +252,7 @@ def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[Swee
         except ConfigError as error:  # nobody says which values of it are better
             yield from error.faults
     for trial in trials:
-        task = TASKS.get(str(trial.config.task or CLASSES.name))
+        task = TASKS.get(trial.config.task.name if trial.config.task else CLASSES.name)
         further = [f"server/{name.rpartition(':')[2]}" for name in trial.config.evaluation.metrics]
         if task is not None and settings.metric in scores_of_mains() - scores_of_mains(task.main) - {*further}:
             text = f"trial {trial.name} predicts {task.name} and records no {settings.metric}; the main metric is {task.main}"

@@ -10,7 +10,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.own import words_of
-from raysim.base.settings import Settings, name_and_options
+from raysim.base.settings import Spec
 from raysim.config import Config
 from raysim.engine.ray.room import autoscales, find_room
 from raysim.engine.ray.session import offered
@@ -111,7 +111,7 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler:
     return FIFOScheduler()
 
 
-def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ()) -> list[tune.Callback]:
+def make_callbacks(specs: Sequence[Spec], made: Sequence[object] = ()) -> list[tune.Callback]:
     """Return Ray Tune's callbacks, such as MLflow's, and the user's.
 
     Args:
@@ -122,8 +122,7 @@ def make_callbacks(specs: Sequence[str | Settings], made: Sequence[object] = ())
     found: list[object] = [*made]
     for index, spec in enumerate(specs):
         try:
-            name, options = name_and_options(spec)
-            found.append(find(name, NONE, "callback")(**options))
+            found.append(find(spec.name, NONE, "callback")(**spec.options))
         except Exception as error:  # whatever the class raises, of another package or the user's own
             raise ConfigError([Fault(f"tune.callbacks[{index}]", words_of(error))], "the sweep") from error
     others = [type(each).__name__ for each in found if not isinstance(each, tune.Callback)]

@@ -58,6 +58,11 @@ def test_a_key_that_does_not_count_is_refused(raw, key):
     assert "remove the key, or change " in fault.message
 
 
+@pytest.mark.parametrize("dp", ["dp", {"dp": {"clip": 1.0}}])
+def test_a_privacy_budget_applies_with_dp_with_and_without_options(dp):
+    assert parse_config({"methods": ["fedprox", dp], "stop": {"epsilon": 3.0}})[1] == []
+
+
 def test_a_refusal_names_the_cause_the_condition_and_the_remedy():
     (fault,) = parse_config({"partition": {"scheme": "iid", "alpha": 0.5}})[1]
     assert str(fault) == (

@@ -101,6 +101,8 @@ def nested(path, value):
         ),
         ({"resources": {"gpus_per_trainer": "x"}}, "resources.gpus_per_trainer", "must be a valid number, unable"),
         ({"partition": {"scheme": {"a": 1}}}, "partition.scheme.a", "has the wrong form, got 'a'"),
+        ({"data": {"augment": {"a": 1}}}, "data.augment", "must be a name or {name: {option: value}}, got {'a': 1} ("),
+        ({"methods": ["fedavg", {}]}, "methods[1]", "must be a name or {name: {option: value}}, got {}"),
         ({"data": {"channels": 4}}, "data.channels", "must be 3, got 4 (3: grey"),
         ({"name": "a b"}, "name", "has the wrong form, got 'a b' (run name: letters, digits"),
         ({"rounds": "many"}, "rounds", "must be a valid integer, unable to parse string"),

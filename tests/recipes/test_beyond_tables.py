@@ -138,7 +138,7 @@ def test_the_noise_of_dp_mnist_spends_what_its_columns_say():
     for trial in grid(read_recipe(PROJECT / "configs" / "studies" / "dp_mnist.yaml"), "dp_mnist"):
         config, faults = parse_config(trial.raw)
         assert not faults
-        options = next(spec["dp"] for spec in config.methods if isinstance(spec, dict) and "dp" in spec)
+        options = next(spec.options for spec in config.methods if spec.name == "dp")
         spent[str(trial.raw["labels"]["epsilon"])] = (options["noise"], options["delta"])
         sizes.add((config.cohort_size, config.num_clients, config.cohort.sampling, config.rounds))
     ((size, population, sampling, rounds),) = sizes

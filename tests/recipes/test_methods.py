@@ -12,6 +12,7 @@ from methods.feedback import feedback_layers
 from methods.flfa import flfa
 from methods.moon import moon
 from methods.univarfl import univarfl
+from raysim.base.settings import as_written
 from raysim.config import parse_config
 from raysim.config.overlays import layered
 from raysim.config.sweep import grid
@@ -29,7 +30,7 @@ def trials(paper, name):
     """(labels, methods as listed, configuration) of every trial."""
     for trial in grid(read_recipe(PAPERS / paper / f"{name}.yaml"), name):
         config, _ = parse_config(trial.raw)
-        yield trial.raw["labels"], config.methods, config
+        yield trial.raw["labels"], as_written(config.methods), config
 
 
 def defaults(method):

@@ -146,7 +146,7 @@ def test_scaled_recipes_exercise_what_the_full_ones_name():
     schemes, options, momenta, external = set(), set(), set(), set()
     for path, trial in TRAINED:
         config, _ = parse_config(trial.raw)
-        schemes.add((path.parent.name, config.partition.scheme))
+        schemes.add((path.parent.name, config.partition.scheme.name))
         options |= {(path.parent.name, config.model.name, key) for key in config.model.model_extra or {}}
         momenta |= {path.parent.name} if config.local.momentum else set()
         external |= {path.stem} if config.data.validation_set.external.name else set()
