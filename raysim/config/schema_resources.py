@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from raysim.base.settings import Settings
-from raysim.config.keys import Group, key
+from raysim.base.settings import Settings, Spec
+from raysim.config.keys import Group, key, written_as
 
 
 def _is_span(span: dict[str, int]) -> dict[str, int]:
@@ -89,7 +89,7 @@ def _are_hours(shares: list[float]) -> list[float]:
 
 
 #: A number for all clients, or {distribution of scipy.stats: {option: value}} for a draw of each client.
-Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)] | dict[str, Settings]
+Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)] | Annotated[Spec, written_as(Settings)]
 
 
 class TimeGroup(Group):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from raysim.base.errors import ConfigError, Fault
-from raysim.base.settings import name_and_options
+from raysim.base.settings import Spec
 from raysim.config import Config
 from raysim.core.method import Method
 from raysim.core.seeding import derive_seed, numpy_generator
@@ -45,19 +45,19 @@ def speeds_of(config: Config) -> Speeds | None:
     return Speeds(**columns)
 
 
-def _speeds(value: object, count: int, seed: int) -> np.ndarray:
+def _speeds(value: float | Spec, count: int, seed: int) -> np.ndarray:
     """(count,) float64: a number for all, or draws from a distribution of scipy.stats."""
-    if isinstance(value, int | float):
-        return np.full(count, float(value))
+    if not isinstance(value, Spec):
+        return np.full(count, value)
     from scipy import stats
 
-    name, options = name_and_options(value)
+    name = value.name
     if not isinstance(law := getattr(stats, name, None), stats.rv_continuous):
         raise ValueError(
             f"unknown distribution {name!r}: write a continuous one of scipy.stats, such as lognorm or uniform"
         )
     try:
-        draws: np.ndarray = law(**options).rvs(count, random_state=numpy_generator(seed))
+        draws: np.ndarray = law(**value.options).rvs(count, random_state=numpy_generator(seed))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} has other options ({error}); see scipy.stats.{name}") from error
     return draws
