@@ -234,7 +234,8 @@ class _Rounds:
 
     def __init__(self, plan: Plan, recipe: Recipe):
         self._trainer = make_trainer(recipe)
-        server = make_server(recipe, SerialPool(lambda: self._trainer, plan.keeps_memory))
+        # Without simulated time: all clients of a short round train.
+        server = make_server(replace(recipe, speeds=None), SerialPool(lambda: self._trainer, plan.keeps_memory))
         self._server = replace(server, clock=clock_of(recipe))
         self._sizes, self._seed, self._played = plan.manifest.sizes, plan.config.seed, 0
 
