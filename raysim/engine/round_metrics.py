@@ -226,16 +226,13 @@ def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
 def personal_metrics(
     tables: np.ndarray, clients: np.ndarray, sizes: FederationSizes, task: Task = CLASSES
 ) -> dict[str, float]:
-    """Mean and worst score of the cohort's own models, where layers are personal.
+    """Mean, lower-decile and worst score of the cohort's own models.
 
     Args:
       tables: (K, domains, classes) as `cell_means` of each own model gives them; (K, 1, 1), the mean over the client's own
         test rows, where it has some.
     """
     if sizes.test_sizes is not None:
-        numbers = spread_of(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
-    else:
-        means = task.finish(of.expected_means(sizes.cells[clients], tables))
-        numbers = spread_of(f"clients/expected_personal_{task.of_part}", means)
-    # A quantile of a few clients says little.
-    return {name: value for name, value in numbers.items() if not name.endswith("p10")}
+        return spread_of(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
+    means = task.finish(of.expected_means(sizes.cells[clients], tables))
+    return spread_of(f"clients/expected_personal_{task.of_part}", means)

@@ -125,6 +125,7 @@ def test_personal_models_are_scored_on_own_rows_where_there_are_some(root):
             own.append((trainer.model.module(x).argmax(1).numpy() == labels[part]).mean())
     assert record.metrics["clients/personal_accuracy_mean"] == pytest.approx(np.mean(own), abs=1e-12)
     assert record.metrics["clients/personal_accuracy_worst"] == pytest.approx(min(own), abs=1e-12)
+    assert record.metrics["clients/personal_accuracy_p10"] == pytest.approx(np.quantile(own, 0.1), abs=1e-12)
 
 
 def test_one_pass_gives_scikit_learns_metrics(root):
