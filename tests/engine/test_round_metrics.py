@@ -356,6 +356,7 @@ def test_accuracies_of_a_run_are_those_of_the_rounds_they_are_named_after():
 
 def test_training_loss_is_the_mean_over_all_steps_of_the_kept_clients(root):
     reports = SimpleNamespace(
+        client=np.arange(4),
         num_steps=np.array([1, 3, 0, 4]),
         train_loss=np.array([2.0, 4.0, np.nan, 9.0]),
         sent_bytes=np.array([100, 200, 300, 400]),
