@@ -9,7 +9,7 @@ import heapq
 import numpy as np
 import pytest
 
-from raysim.base.errors import ConfigError
+from raysim.base.errors import ConfigError, RaysimError
 from raysim.core.cohorts import choose_cohort
 from raysim.core.seeding import derive_seed
 from raysim.engine.checkpoint import CheckpointStore
@@ -179,6 +179,15 @@ def test_a_resumed_asynchronous_run_has_the_same_bits(root, tmp_path, methods):
         again.run_round(index)
     assert again.params_sha256() == whole.params_sha256()
     assert (again.timetable.now_s, again.timetable.flights) == (whole.timetable.now_s, whole.timetable.flights)
+
+
+def test_a_run_does_not_resume_with_other_speeds(root, tmp_path):
+    clock = {"traces": str(tmp_path / "traces.csv")}
+    traces(tmp_path / "traces.csv")
+    first = run(plan_of(root, ["fedasync"], time=clock), root, rounds=1)
+    traces(tmp_path / "traces.csv", seed=1)
+    with pytest.raises(RaysimError, match="the speeds of the clients changed"):
+        server_on(plan_of(root, ["fedasync"], time=clock), root).restore(first.snapshot())
 
 
 def refusal(root, methods=(), **groups):
