@@ -19,6 +19,7 @@ from methods.ditto import ditto
 from methods.dp import dp
 from methods.elastic import elastic
 from methods.fedacg import fedacg
+from methods.fedala import fedala
 from methods.fedalign import fedalign
 from methods.fedavgm import fedavgm
 from methods.feddyn import feddyn
@@ -80,7 +81,7 @@ GROUPS: dict[str, tuple[Callable[..., Method], ...]] = {
     "Robust filters": (norm_bounding, clustering, clipped_clustering, sign_guard, dnc, fltrust),
     "Attacks": (label_flip, backdoor, sign_flip, gaussian, additive_noise, alie, ipm, min_max, min_sum, fang),
     "Adapters": (flora, ffa_lora),
-    "Personal models": (personal, fine_tune, ditto, pfedme, apfl, per_fedavg, fedrep, fedbabu),
+    "Personal models": (personal, fine_tune, ditto, pfedme, apfl, per_fedavg, fedrep, fedbabu, fedala),
     "Privacy": (dp, local_dp),
     "Compression": (top_k, random_k, qsgd, sign, sign_majority, power_sgd),
     "Measures": (diagnostics, keep_factors),

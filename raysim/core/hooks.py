@@ -27,6 +27,7 @@ CALLS = {
     "grads": ("gradient", "client"),
     "latecomers": ("clients", "crowd"),
     "overhear": ("server",),
+    "begin": ("client",),
     "own_model": ("client",),
     "outgoing": ("update", "client"),
     "report": ("client",),

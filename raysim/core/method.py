@@ -1,4 +1,4 @@
-"""Methods: frozen records of up to fourteen hooks, and the objects of a round that hooks see.
+"""Methods: frozen records of up to fifteen hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
@@ -9,6 +9,7 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | partition           | once, at build               | partition(Partition) -> Partition                           |
 | init                | server, start of the run     | init(params, layout) -> state                               |
 | broadcast           | server, round start          | broadcast(Message, state) -> Message                        |
+| begin               | client, before its steps     | begin(ClientView) -> Tensor [num_state]                     |
 | forward             | client, once per round       | forward({layer: LayerOp}, ClientView) -> {layer: LayerOp}   |
 | loss                | client, once per round       | loss(LossFn, ClientView) -> LossFn                          |
 | grads               | client, built once per round | grads(GradFn, ClientView) -> GradFn, called every step      |
@@ -18,6 +19,9 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | weigh               | server, after the reports    | weigh(Weights, ServerView) -> Weights                       |
 | server_update       | server, last                 | server_update(update, state, ServerView) -> (update, state) |
 | evaluation_override | server, before a scoring     | evaluation_override(state, ServerView) -> {leaf: Tensor}    |
+
+What `begin` returns is where the client's local steps begin, in place of the broadcast point. The update is taken from the
+broadcast point all the same.
 
 What `own_model` returns is the client's own model beside the global model: it is scored as `clients/personal_*`, in place of
 the client's local model where layers are personal. With the need "client-memory" it is kept, as `memory["own_model"]`; without,
@@ -423,6 +427,7 @@ class Method:
     partition: Callable[[Partition], Partition] | None = None
     init: Callable[[Tensor, Layout], State] | None = None
     broadcast: Callable[[Message, State], Message] | None = None
+    begin: Callable[[ClientView], Tensor] | None = None
     forward: Callable[[dict[str, LayerOp], ClientView], dict[str, LayerOp]] | None = None
     loss: Callable[[LossFn, ClientView], LossFn] | None = None
     grads: Callable[[GradFn, ClientView], GradFn] | None = None

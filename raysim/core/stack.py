@@ -142,6 +142,16 @@ class Stack:
             if m.overhear is not None
         }
 
+    def begin(self, views: Mapping[str, ClientView]) -> Tensor | None:
+        """Return where the client's local steps begin, [num_state]; None: at the broadcast point."""
+        state = None
+        for method in self.methods:
+            if method.begin is not None:
+                view = views[method.name]
+                made = called(method.begin, method, "begin", view)(view)
+                state = shaped(made, view.state.shape, method, "begin")
+        return state
+
     def own_model(self, views: Mapping[str, ClientView], *, is_scored: bool) -> Tensor | None:
         """Return a copy of the client's own model, [num_state], or None.
 
@@ -240,6 +250,11 @@ def chain(name: str, *parts: Method) -> Method:
         reports = stack.report({part.name: _client_inside(view, part) for part in parts})
         return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
 
+    def begin(view: ClientView) -> Tensor:
+        state = stack.begin({part.name: _client_inside(view, part) for part in parts})
+        assert state is not None
+        return state
+
     def own_model(view: ClientView) -> Tensor:
         state = stack.own_model({part.name: _client_inside(view, part) for part in parts}, is_scored=True)
         assert state is not None
@@ -265,6 +280,7 @@ def chain(name: str, *parts: Method) -> Method:
         partition=where("partition", stack.partition),
         init=where("init", stack.init),
         broadcast=where("broadcast", lambda message, state: Message(*stack.broadcast(message.params, state))),
+        begin=where("begin", begin),
         forward=_one_after_another(parts, "forward"),
         loss=_one_after_another(parts, "loss"),
         grads=_one_after_another(parts, "grads"),

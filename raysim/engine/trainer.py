@@ -328,7 +328,11 @@ def _begun(
     """(a client's starting point, where the model is then; its views)."""
     memory: dict[str, State] = unpack(packed, trainer.model.device) if packed is not None else {}
     start = trainer._load(current, memory)
-    return start, client_views(trainer, current, client, examples, start, memory)
+    views = client_views(trainer, current, client, examples, start, memory)
+    own = current.phase.stack.begin(views)
+    if own is not None:
+        trainer.model.state.copy_(own)
+    return start, views
 
 
 def _take_steps(

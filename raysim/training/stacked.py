@@ -73,7 +73,7 @@ class Stacker:
             and settings.is_bare_descent
             and settings.precision == "float32"
             and self.transform.function is None
-            and not any(method.forward or method.loss or method.grads for method in methods)
+            and not any(method.begin or method.forward or method.loss or method.grads for method in methods)
             and settings.batch_size <= MOST_BATCH
             and layout.num_params <= MOST_PARAMS
             and not layout.personal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -193,6 +194,48 @@ class Rep(Steps):
     gradients = Body.gradients
 
 
+class Ala(Own):
+    """FedALA; `mixing` holds client -> name of an entry of fc1 or fc2 -> weights."""
+
+    def begin(self):
+        self.mixing = {}
+
+    def mixed(self, client, round_index):
+        theta, own = copy.deepcopy(self.model), dict(self.own[client].named_parameters())
+        common = dict(self.model.named_parameters())
+        top = {name: p for name, p in theta.named_parameters() if name.startswith(("fc1.", "fc2."))}
+        passes = 1 if client in self.mixing else self.options["first_passes"]
+        weights = self.mixing.setdefault(client, {name: torch.ones_like(p) for name, p in top.items()})
+        size = self.config.evaluation.batch_size
+        batches = self.pass_rows(client)
+        batches = [batches[start : start + size] for start in range(0, len(batches), size)]
+        generator = torch_generator(derive_seed(self.config.seed, "method/fedala", round_index, client))
+        count = -(-len(batches) * self.options["tenths"] // 10)
+
+        def mix():
+            with torch.no_grad():
+                for name, p in top.items():
+                    p.copy_(own[name] + weights[name] * (common[name] - own[name]))
+
+        for _ in range(passes):
+            for index in torch.randperm(len(batches), generator=generator)[:count].tolist():
+                mix()
+                gradients = self.loss_gradient(theta, *self.batch(batches[index]))
+                for (name, _), g in zip(theta.named_parameters(), gradients, strict=True):
+                    if name in top:
+                        moved = weights[name] - self.options["eta"] * g * (common[name] - own[name]).detach()
+                        weights[name] = moved.clamp(0, 1)
+        mix()
+        return theta
+
+    def local(self, client, round_index):
+        common = self.model
+        self.model = self.mixed(client, round_index) if client in self.own else common
+        model, steps = super().local(client, round_index)
+        self.own[client], self.model = copy.deepcopy(model), common
+        return model, steps
+
+
 #: Case -> (its method, its twin).
 CASES = {
     "fine_tune": ({"steps": 3, "lr": 0.02}, FineTune),
@@ -204,6 +247,7 @@ CASES = {
     "per_fedavg-hessian": ({"alpha": 0.05, "delta": 0.02}, PerFedAvg),
     "fedbabu": ({"steps": 2}, Body),
     "fedrep": ({"head_epochs": 2.0}, Rep),
+    "fedala": ({"layers": 2, "eta": 3.0, "share": 0.7, "first_passes": 2}, partial(Ala, tenths=7)),
 }
 
 
@@ -214,6 +258,7 @@ def test_global_and_own_models_are_the_twins_after_3_rounds(case, root):
         "partition": {"num_clients": 5},
         "data": {"test": 0.8},
         "cohort": {"size": 3},
+        "evaluation": {"batch_size": 16},
     }  # few rows, and clients come again
     plan = plan_of(root, [{case.partition("-")[0]: options}], local=LOCALS, **groups)
     own = {}
@@ -324,3 +369,13 @@ def counted(function, calls):
 def test_two_methods_with_own_models_are_refused(root):
     with pytest.raises(ConfigError, match="ditto and fine_tune both decide own-model"):
         plan_of(root, ["ditto", "fine_tune"])
+
+
+def test_fedala_learns_weights_in_0_to_1_of_the_last_layers_alone(root):
+    groups = {"partition": {"num_clients": 5}, "cohort": {"size": 5}, "data": {"test": 0.8}}
+    server = run(plan_of(root, [{"fedala": {"eta": 100.0}}], rounds=2, **groups), root)
+    weights = torch.from_numpy(server.client_memory(0)["fedala"]["weights"])
+    head = [leaf for leaf in server.layout.params if leaf.layer == "fc2"]
+    assert len(weights) == sum(leaf.size for leaf in head)
+    assert (weights.min(), weights.max()) == (0.0, 1.0)
+    assert 0 < (weights == 1).float().mean() < 1

@@ -33,7 +33,11 @@ FURTHER = {
 
 #: Rules that need more votes than those of two clients.
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "clipped_clustering")
-FEDERATIONS = {name: {"partition": {"num_clients": 7}, "cohort": {"size": 7}} for name in (*VOTES, *ATTACKS)}
+FEDERATIONS = {
+    "fedbuff": {"partition": {"num_clients": 12}, "cohort": {"size": 10}, "time": {}},
+    "fedasync": {"time": {}},
+}
+FEDERATIONS |= {name: {"partition": {"num_clients": 7}, "cohort": {"size": 7}} for name in (*VOTES, *ATTACKS)}
 
 
 @pytest.fixture(scope="module")

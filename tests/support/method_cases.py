@@ -117,6 +117,7 @@ CNN_CASES: dict[str, Methods] = {
     "per_fedavg": [{"per_fedavg": {"delta": 0.01}}],
     "fedrep": [{"fedrep": {"head_epochs": 2.0}}],
     "fedbabu": [{"fedbabu": {"steps": 2}}],
+    "fedala": [{"fedala": {"layers": 2, "first_passes": 2}}],
     "dp": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "noise": 0.5}}],
     "dp-epsilon": [PERSONAL_NORMS, {"dp": {"clip": 0.3, "epsilon": 20.0}}],
     "dp-adaptive": [

@@ -1,0 +1,72 @@
+"""FedALA: a client begins at a mixture of the global model and its own, with weights that it learns."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from raysim.core.layout import Layout
+from raysim.core.method import ClientView, Method, require
+
+
+def fedala(*, layers: int = 1, eta: float = 1.0, share: float = 0.8, first_passes: int = 10) -> Method:
+    """Local steps begin at v + W (w - v) in the last layers, and at the global model w in all others.
+
+    Zhang et al. 2023, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning" (AAAI, arXiv:2212.01197),
+    Algorithm 1, with v the client's model after its last local steps. W has a weight in [0, 1] for each entry, begins at 1, and
+    is learned before the local steps, on a share of the client's examples: W <- clip(W - eta g (w - v), 0, 1) batch by batch,
+    with g the gradient at the mixture. The client sends its model; the model after the local steps is also its own model. The
+    first round of a client begins at w. v and W are client memory.
+
+    The paper learns W until the loss settles when a client first has both models; here that takes `first_passes` passes. Batches
+    are those in which models are scored (`evaluation.batch_size`), in an order drawn once for the client, and the batches of a
+    round are drawn from them.
+
+    Args:
+      layers: p, last layers with weights, >= 1; all other layers begin at the global model.
+      eta: learning rate of W, > 0.
+      share: of the client's batches, in (0, 1].
+      first_passes: passes when W is learned for the first time, >= 1; later rounds take one.
+    Raises:
+      ValueError: an option out of its range.
+    """
+    require("fedala: layers", layers, layers >= 1, ">= 1", "1 is common")
+    require("fedala: eta", eta, eta > 0, "> 0", "1 is the paper's")
+    require("fedala: share", share, 0 < share <= 1, "in (0, 1]", "0.8 is the paper's")
+    require("fedala: first_passes", first_passes, first_passes >= 1, ">= 1", "10 is a start")
+
+    def begin(client: ClientView) -> Tensor:
+        if "own_model" not in client.memory:
+            return client.start_state
+        state, top = client.start_state.clone(), _last(client.layout, layers)
+        own = client.memory["own_model"][: len(client.start)][top]
+        change = client.start[top] - own
+        passes = 1 if "weights" in client.memory else first_passes
+        weights = client.memory.get("weights", torch.ones_like(own))
+        point = state[: len(client.start)]
+        for _ in range(passes):
+            batches = list(client.batches())
+            count = math.ceil(share * len(batches))
+            for index in torch.randperm(len(batches), generator=client.generator)[:count].tolist():
+                point[top] = own + weights * change
+                gradient = client.model.gradient(client.model.criterion, point, batches[index])[top]
+                weights = (weights - eta * gradient * change).clamp(0, 1)
+        point[top] = own + weights * change
+        client.memory["weights"] = weights
+        return state
+
+    return Method(
+        "fedala",
+        begin=begin,
+        own_model=lambda client: client.state,
+        claims=frozenset({"own-model"}),
+        needs=frozenset({"client-memory"}),
+    )
+
+
+def _last(layout: Layout, count: int) -> slice:
+    """The entries of the last layers of the network."""
+    layers = list(dict.fromkeys(leaf.layer for leaf in layout.params))[-count:]
+    return slice(min(leaf.offset for leaf in layout.params if leaf.layer in layers), layout.num_params)
