@@ -72,9 +72,12 @@ def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> 
     Args:
       seconds: that the user waited; None for a run that was finished before.
     """
+    from raysim.base.settings import Spec
     from raysim.config import methods_label
 
-    table = Table(title=escape(f"{folder.name if folder else ''}: {methods_label(list(map(Spec.of, summary['methods'])))}"))
+    table = Table(
+        title=escape(f"{folder.name if folder else ''}: {methods_label(list(map(Spec.of, summary['methods'])))}")
+    )
     main = summary.get("main_metric", "accuracy")
     last, best, late = (summary[form.format(main)] for form in SUMMARY[:3])
     for column in ("", f"test {main}", ""):
