@@ -20,10 +20,10 @@ from rich.table import Table
 
 from raysim.base.direction import SUMMARY, main_of
 from raysim.base.progress import Listener, clock
+from raysim.base.settings import Settings, Spec
 from raysim.base.texts import round_name, visible
 
 if TYPE_CHECKING:
-    from raysim.base.settings import Settings
     from raysim.engine.round_metrics import RoundRecord
     from raysim.folders.run_folder import RunFolder
 
@@ -72,7 +72,6 @@ def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> 
     Args:
       seconds: that the user waited; None for a run that was finished before.
     """
-    from raysim.base.settings import Spec
     from raysim.config import methods_label
 
     table = Table(
