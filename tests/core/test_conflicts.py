@@ -22,7 +22,7 @@ def faults_of(root, methods, **groups):
 def test_empty_list_and_every_single_method_compose(root):
     plan_of(root)
     for name, make in METHODS.items():
-        (lora_plan if "lora" in make().needs else plan_of)(root, [name])
+        (lora_plan if "lora" in make().needs else plan_of)(root, [name], cohort={"size": 12})
 
 
 @pytest.mark.parametrize(
