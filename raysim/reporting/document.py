@@ -27,7 +27,19 @@ ESSENTIAL = {
 
 #: Signs that a status may hold and Markdown takes for markup.
 SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "|<*"})
-GROUPS = ("data", "partition", "model", "local", "cohort", "evaluation", "rounds", "stop", "methods", "on_nonfinite")
+GROUPS = (
+    "data",
+    "partition",
+    "model",
+    "local",
+    "cohort",
+    "time",
+    "evaluation",
+    "rounds",
+    "stop",
+    "methods",
+    "on_nonfinite",
+)
 
 
 def document(report: ReportContents, figures: Mapping[str, str], notes: Sequence[str]) -> str:

@@ -382,6 +382,6 @@ def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
 
 def hyperparameters(config: Config) -> Settings:
     """The settings that comparisons are made by, flat, for TensorBoard's hyper-parameter view."""
-    groups = {"seed", "rounds", "cohort", "data", "partition", "model", "local", "labels"}
+    groups = {"seed", "rounds", "cohort", "time", "data", "partition", "model", "local", "labels"}
     flat = {"methods": methods_label(config.methods)} | flatten(config.model_dump(mode="json", include=groups))
     return {key: value for key, value in flat.items() if isinstance(value, str | int | float) and key != "data.root"}
