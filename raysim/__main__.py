@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from types import FrameType
 
 STOPPED = "stopped by Ctrl-C; the same command starts from the beginning\n"
 
@@ -18,7 +19,9 @@ def main() -> None:
                 signal.signal(signal.SIGINT, _end)
             from raysim.cli.main import main as run_verb
 
-            signal.signal(signal.SIGINT, before)
+            if before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, _interrupt)
+                signal.signal(signal.SIGALRM, _interrupt)
             run_verb()
         except SystemExit as end:
             if _is_interrupt(end):
@@ -34,6 +37,14 @@ def _end(*_: object) -> None:
     """End this process at once: Python drops a KeyboardInterrupt in callbacks, of which an import has many."""
     os.write(2, STOPPED.encode())
     os._exit(128 + signal.SIGINT)
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, inside of an import a little later: Python drops one that is raised in an import's callback."""
+    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        return
+    raise KeyboardInterrupt
 
 
 def _is_interrupt(end: SystemExit) -> bool:

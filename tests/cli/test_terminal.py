@@ -20,6 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import raysim
+from raysim.__main__ import _interrupt
 from raysim.base import progress
 from raysim.base.errors import ConfigError
 from raysim.cli import terminal
@@ -221,6 +222,17 @@ def test_ctrl_c_in_the_first_second_is_one_line(seconds, run_file):
     assert process.returncode in (128 + signal.SIGINT, -signal.SIGINT), said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("stopped by ")
+
+
+def test_ctrl_c_inside_of_an_import_is_raised_after_it():
+    frame = SimpleNamespace(f_code=SimpleNamespace(co_filename="<frozen importlib._bootstrap>"))
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        _interrupt(signal.SIGINT, frame)
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_long_work_without_a_known_end_counts(monkeypatch):
