@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -247,24 +247,14 @@ def chain(name: str, *parts: Method) -> Method:
         return run if any(getattr(part, hook) is not None for part in parts) else None
 
     def report(view: ClientView) -> dict[str, Value]:
-        reports = stack.report({part.name: _client_inside(view, part) for part in parts})
+        reports = stack.report(_clients_inside(view, parts))
         return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
 
     def begin(view: ClientView) -> Tensor:
-        state = stack.begin({part.name: _client_inside(view, part) for part in parts})
-        assert state is not None
-        return state
+        return cast("Tensor", stack.begin(_clients_inside(view, parts)))  # the hook is there where a part has it
 
     def own_model(view: ClientView) -> Tensor:
-        state = stack.own_model({part.name: _client_inside(view, part) for part in parts}, is_scored=True)
-        assert state is not None
-        return state
-
-    def outgoing(update: Update, view: ClientView) -> Update:
-        return stack.outgoing(update, {part.name: _client_inside(view, part) for part in parts})
-
-    def overhear(view: ServerView) -> Mapping[str, Value]:
-        return stack.overhear(lambda part: _server_inside(view, part))
+        return cast("Tensor", stack.own_model(_clients_inside(view, parts), is_scored=True))
 
     def weigh(weights: Weights, view: ServerView) -> Weights:
         return stack.weigh(weights, lambda part, so_far: replace(_server_inside(view, part), weights=so_far))
@@ -285,9 +275,9 @@ def chain(name: str, *parts: Method) -> Method:
         loss=_one_after_another(parts, "loss"),
         grads=_one_after_another(parts, "grads"),
         latecomers=where("latecomers", lambda clients, crowd: stack.latecomers(clients, lambda part: crowd)),
-        overhear=where("overhear", overhear),
+        overhear=where("overhear", lambda view: stack.overhear(lambda part: _server_inside(view, part))),
         own_model=where("own_model", own_model),
-        outgoing=where("outgoing", outgoing),
+        outgoing=where("outgoing", lambda update, view: stack.outgoing(update, _clients_inside(view, parts))),
         report=where("report", report),
         weigh=where("weigh", weigh),
         server_update=where("server_update", server_update),
@@ -315,6 +305,11 @@ def _one_after_another(
         return inner
 
     return run if wrapping else None
+
+
+def _clients_inside(view: ClientView, parts: Sequence[Method]) -> dict[str, ClientView]:
+    """Return part's name -> its view of the client."""
+    return {part.name: _client_inside(view, part) for part in parts}
 
 
 def _client_inside(view: ClientView, part: Method) -> ClientView:
