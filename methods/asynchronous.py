@@ -1,4 +1,4 @@
-"""Asynchronous methods: the server steps when updates arrive, and the other clients go on training."""
+"""Asynchronous methods: the server steps when updates arrive, while the other clients keep training."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def fedbuff(*, buffer: int = 10, server_lr: float = 1.0, power: float = 0.5, by_
     """The server steps when K updates have arrived: x <- x + eta_g / K sum_k s(tau_k) u_k.
 
     Nguyen et al. 2022 (arXiv:2106.06639), Algorithm 1, with s(tau) = (1 + tau)^-power: tau_k is the number of server steps since
-    client k received its model. `cohort.size` clients are at work at a time (the paper's concurrency); one that is free begins
-    for each update that arrives. `rounds` counts server steps. A client takes part once in a step. With `server_lr` 1, `power`
-    0, equal speeds, `buffer` = `cohort.size` and `by_examples` it is FedAvg. The paper's secure aggregation is left out.
+    client k received its model. `cohort.size` clients are at work at a time (the paper's concurrency); for each update
+    that arrives, a free client begins. `rounds` counts server steps. A client contributes at most one update to a step. With
+    `server_lr` 1, `power` 0, equal speeds, `buffer` = `cohort.size` and `by_examples`, fedbuff equals FedAvg. The paper's
+    secure aggregation is left out.
 
     Args:
-      buffer: K, updates of a server step, at least 1 and at most `cohort.size`.
+      buffer: K, number of updates in a server step, at least 1 and at most `cohort.size`.
       server_lr: eta_g, factor of the step, > 0.
-      power: of the weight of stale updates, >= 0; 0 weighs all updates alike.
-      by_examples: weights by examples in place of 1 / K.
+      power: exponent p in the weight (1 + tau)^-p of stale updates, >= 0; 0 weighs all updates alike.
+      by_examples: weigh updates by numbers of examples in place of 1 / K.
     Raises:
       ValueError: an option out of its range.
     """
@@ -50,16 +51,16 @@ def fedbuff(*, buffer: int = 10, server_lr: float = 1.0, power: float = 0.5, by_
 
 
 def fedasync(*, alpha: float = 0.6, power: float = 0.5) -> Method:
-    """The server mixes each model that arrives into its own: x <- (1 - a) x + a x_k with a = alpha s(tau).
+    """The server mixes each model that arrives into the global model: x <- (1 - a) x + a x_k with a = alpha s(tau).
 
     Xie et al. 2019 (arXiv:1903.03934), Algorithm 1, with the polynomial s(tau) = (1 + tau)^-power: tau is the number of server
     steps since the client received its model x_tau, and x_k = x_tau + u_k. A round is one update; `cohort.size` clients are at
-    work at a time. The proximal term of the paper's clients is `fedprox`, listed beside this method; the paper's hinge for s
-    is left out. BatchNorm's statistics move by a times the client's change.
+    work at a time. The proximal term of the paper's clients is `fedprox`, listed beside this method; the paper's hinge
+    function for s is left out. BatchNorm's statistics move by a times the client's change.
 
     Args:
       alpha: share of a fresh model, in (0, 1].
-      power: of the weight of stale models, >= 0; 0 mixes all models alike.
+      power: exponent p in the weight (1 + tau)^-p of stale models, >= 0; 0 mixes all models alike.
     Raises:
       ValueError: an option out of its range.
     """
@@ -87,5 +88,5 @@ def fedasync(*, alpha: float = 0.6, power: float = 0.5) -> Method:
 
 
 def staleness_weight(server: ServerView, power: float) -> Tensor:
-    """(K,) float64: (1 + tau_k)^-power."""
+    """Return (K,) float64: (1 + tau_k)^-power."""
     return (1.0 + server.staleness.double()) ** -power

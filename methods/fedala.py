@@ -1,4 +1,4 @@
-"""FedALA: a client begins at a mixture of the global model and its own, with weights that it learns."""
+"""FedALA: a client begins at a mixture of the global model and the client's own model, with learned weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def fedala(*, layers: int = 1, eta: float = 1.0, share: float = 0.8, first_passe
     Zhang et al. 2023, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning" (AAAI, arXiv:2212.01197),
     Algorithm 1, with v the client's model after its last local steps. W has a weight in [0, 1] for each entry, begins at 1, and
     is learned before the local steps, on a share of the client's examples: W <- clip(W - eta g (w - v), 0, 1) batch by batch,
-    with g the gradient at the mixture. The client sends its model; the model after the local steps is also its own model. The
-    first round of a client begins at w. v and W are client memory.
+    with g the gradient at the mixture. The model after the local steps is sent to the server, and is the client's own model.
+    In a client's first round, the local steps begin at w. v and W are client memory.
 
-    The paper learns W until the loss settles when a client first has both models; here that takes `first_passes` passes. Batches
-    are those in which models are scored (`evaluation.batch_size`), in an order drawn once for the client, and the batches of a
-    round are drawn from them.
+    When a client first has both models, the paper learns W until the loss settles; raysim learns W for `first_passes` passes.
+    W is learned on the batches in which models are scored (`evaluation.batch_size`). The order of the examples is drawn once for
+    the client, and each pass draws its batches anew.
 
     Args:
-      layers: p, last layers with weights, >= 1; all other layers begin at the global model.
+      layers: p, number of last layers that have weights W, >= 1; all other layers begin at the global model.
       eta: learning rate of W, > 0.
-      share: of the client's batches, in (0, 1].
-      first_passes: passes when W is learned for the first time, >= 1; later rounds take one.
+      share: share of the client's batches on which a pass learns W, in (0, 1].
+      first_passes: passes when W is learned for the first time, >= 1; later rounds take one pass.
     Raises:
       ValueError: an option out of its range.
     """

@@ -93,24 +93,23 @@ Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)] | Annotated[Spec, wri
 
 
 class TimeGroup(Group):
-    """Simulated time; no result depends on it but through the clients that a deadline, a selection or a method chooses."""
+    """Simulated time; affects results only through the clients that a deadline, over-selection or a method chooses."""
 
     step_s: Speed = key(
-        1.0,
-        "seconds of a local step; a number, or {lognorm: {s: 1, scale: 0.5}} or another distribution of scipy.stats",
+        1.0, "seconds of a local step: a number, or a distribution of scipy.stats such as {lognorm: {s: 1, scale: 0.5}}"
     )
-    down_mbps: Speed | None = key(None, "megabits per second from the server to a client, as step_s; null: no limit")
-    up_mbps: Speed | None = key(None, "megabits per second from a client to the server, as step_s; null: no limit")
-    latency_s: Speed = key(0.0, "seconds of a message on its way, beside its transfer, as step_s")
+    down_mbps: Speed | None = key(None, "megabits per second from server to client, written as step_s; null: no limit")
+    up_mbps: Speed | None = key(None, "megabits per second from client to server, written as step_s; null: no limit")
+    latency_s: Speed = key(0.0, "seconds that a message takes in addition to its transfer, written as step_s")
     traces: str | None = key(
-        None, "CSV file with a column client (0, 1, ...) and a column for each of the keys above that the file sets"
+        None, "CSV file with a column client (0, 1, ...) and a column for each of the keys above that the file replaces"
     )
     available: Annotated[list[Annotated[float, Field(ge=0, le=1)]], AfterValidator(_are_hours)] = key(
-        [], "share of the clients that can begin, for each of the 24 hours of a day; empty: all clients, always"
+        [], "share of the clients that can begin work, for each of the 24 hours of a day; empty: all clients, always"
     )
     deadline_s: float | None = key(None, "seconds after which a round ends; later updates are lost", gt=0)
     over_selection: float = key(
         1.0,
-        "a round begins with so many times its clients, and ends with the first updates; later updates are lost",
+        "factor on the clients that begin a round; the round ends when updates fill the cohort, later updates are lost",
         ge=1,
     )

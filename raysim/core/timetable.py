@@ -27,7 +27,7 @@ class Speeds:
     Attributes:
       step_s: seconds of a local step.
       down_mbps, up_mbps: megabits per second from and to the server.
-      latency_s: seconds of a message on its way, beside its transfer.
+      latency_s: seconds that a message takes in addition to its transfer.
     """
 
     step_s: np.ndarray
@@ -45,7 +45,7 @@ class Speeds:
 
         Args:
           clients: (K,) int64 ids. steps: (K,) local steps.
-          down_bytes, up_bytes: of one client.
+          down_bytes, up_bytes: bytes that one client receives and sends.
         """
         transfer_s = MBIT * (down_bytes / self.down_mbps[clients] + up_bytes / self.up_mbps[clients])
         total_s: np.ndarray = 2 * self.latency_s[clients] + transfer_s + steps * self.step_s[clients]
@@ -79,9 +79,9 @@ class Timetable:
     Updates are ordered by simulated time, then by client, so that the same updates end a round on any machine.
 
     Attributes:
-      seed: of the run.
-      deadline_s: a synchronous round ends after so many seconds; later updates are lost.
-      over_selection: a synchronous round begins with so many times its clients, and ends with the first of them.
+      seed: the run's seed.
+      deadline_s: seconds after which a synchronous round ends; later updates are lost.
+      over_selection: factor on the clients that begin a synchronous round; the round ends when updates fill the cohort.
       available: share of the clients that can begin, for each of the 24 hours of a day; empty: all clients, always.
       now_s: seconds since the start of the run.
       flights: clients at work in asynchronous rounds.
@@ -105,13 +105,13 @@ class Timetable:
         dropout: float = 0.0,
         sampling: Sampling = "fixed",
     ) -> Turn:
-        """Move to the end of a round, and return its clients.
+        """Advance `now_s` to the end of a round, and return the clients whose updates end the round.
 
         Args:
-          cohort_size: clients of a synchronous round; clients at work in an asynchronous one.
-          seconds_of: seconds_of(clients (K,)) -> (K,) seconds that clients who begin in this round take.
+          cohort_size: clients of a synchronous round; clients at work in an asynchronous round.
+          seconds_of: seconds_of(clients (K,)) -> (K,) seconds until the updates of clients that begin in this round arrive.
           arrivals: updates that end an asynchronous round; None: the round is synchronous.
-          dropout, sampling: of the clients that begin together, see `core.cohorts`.
+          dropout, sampling: settings of the draw of clients that begin together, see `core.cohorts`.
         """
 
         def begin(count: int, arrived: Sequence[Flight] = ()) -> list[Flight]:
@@ -142,7 +142,7 @@ class Timetable:
         return _turn_of(arrived)
 
     def _waited(self, begin: Callable[[int], list[Flight]], cohort_size: int) -> Turn:
-        """A synchronous round: the first `cohort_size` of all who began, and nobody after the deadline."""
+        """Return the clients of a synchronous round: the first `cohort_size` to arrive, and nobody after the deadline."""
         self.flights = []  # of an asynchronous phase before this one
         while self.available and not len(self._free()):
             self._to_next_hour()
@@ -156,7 +156,7 @@ class Timetable:
         return _turn_of(arrived)._replace(num_late=len(begun) - len(arrived))
 
     def _free(self, arrived: Sequence[Flight] = ()) -> np.ndarray:
-        """Return ids of the clients that can begin now, ascending: available, not at work, and not of this round."""
+        """Return ids of the clients that can begin now, ascending: available, not at work, and not in `arrived`."""
         is_free = np.ones(len(self.speeds.step_s), bool)
         is_free[[flight.client for flight in (*self.flights, *arrived)]] = False
         if self.available:

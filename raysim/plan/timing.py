@@ -1,4 +1,4 @@
-"""From the group `time` of a configuration to simulated time."""
+"""Simulated time of a run, built from the group `time` of its configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def speeds_of(config: Config) -> Speeds | None:
     """Return the speeds of all clients: numbers, draws by the run's seed, or columns of `time.traces`; None without `time`.
 
     Raises:
-      ConfigError: an unknown distribution, a speed out of range, or a file that does not fit.
+      ConfigError: an unknown distribution, a speed out of range, or a file of traces that does not fit the clients.
     """
     if config.time is None:
         return None
@@ -46,7 +46,7 @@ def speeds_of(config: Config) -> Speeds | None:
 
 
 def _speeds(value: float | Spec, count: int, seed: int) -> np.ndarray:
-    """(count,) float64: a number for all, or draws from a distribution of scipy.stats."""
+    """Return (count,) float64: one number for all clients, or draws from a distribution of scipy.stats."""
     if not isinstance(value, Spec):
         return np.full(count, value)
     from scipy import stats
@@ -64,7 +64,7 @@ def _speeds(value: float | Spec, count: int, seed: int) -> np.ndarray:
 
 
 def _in_range(name: str, speeds: np.ndarray) -> np.ndarray:
-    """The speeds of one key, checked."""
+    """Return the speeds of one key; raise ValueError if one is out of range."""
     is_rate = name.endswith("_mbps")
     is_bad = ~(speeds > 0) if is_rate else ~((speeds >= 0) & np.isfinite(speeds))
     if is_bad.any():
@@ -95,7 +95,7 @@ def _traces(path: str, num_clients: int) -> Mapping[str, np.ndarray]:
 
 
 def timetable_of(config: Config, speeds: Speeds | None) -> Timetable | None:
-    """Return simulated time at the start of a run; None without `time`."""
+    """Return the timetable at the start of a run; None without `time`."""
     group = config.time
     if group is None or speeds is None:
         return None
@@ -104,7 +104,7 @@ def timetable_of(config: Config, speeds: Speeds | None) -> Timetable | None:
 
 
 def time_faults(config: Config, methods: Sequence[Method]) -> Iterator[Fault]:
-    """Yield faults of simulated time, and of asynchronous methods with the cohort."""
+    """Yield faults of the group `time`, and of a cohort that does not fit an asynchronous method."""
     try:
         speeds_of(config)
     except ConfigError as error:
