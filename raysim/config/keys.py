@@ -32,7 +32,7 @@ def _counting(field: Any, counts: Counts | None) -> Any:
 
 
 def written_as(form: Any) -> GetPydanticSchema:
-    """Annotate a Spec with the type of its written form: read from it, and dumped to it."""
+    """Return the annotation of a Spec that is read from, and written as, a value of type `form`."""
     parsed = Annotated[form, AfterValidator(Spec.of), PlainSerializer(lambda spec: spec.written)]
     return GetPydanticSchema(lambda _, handler: handler(parsed))
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round: drawn from the seed, the round and the population alone."""
+"""Cohorts, drawn from the seed, the round and the population alone."""
 
 from __future__ import annotations
 

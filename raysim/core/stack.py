@@ -308,7 +308,7 @@ def _one_after_another(
 
 
 def _clients_inside(view: ClientView, parts: Sequence[Method]) -> dict[str, ClientView]:
-    """Return part's name -> its view of the client."""
+    """Return name of a part -> view of the client for the part."""
     return {part.name: _client_inside(view, part) for part in parts}
 
 

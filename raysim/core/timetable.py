@@ -53,7 +53,7 @@ class Speeds:
 
 
 class Flight(NamedTuple):
-    """A client at work: when its update arrives, and the round whose model it received."""
+    """A client at work: time of arrival of the update, in simulated seconds, and the round of the received model."""
 
     end_s: float
     client: int
@@ -63,8 +63,8 @@ class Flight(NamedTuple):
 class Turn(NamedTuple):
     """The clients whose updates end a round.
 
-    clients: (K,) int64 ids, ascending; begun: (K,) int64, the round whose model each of them received; num_late: clients that
-    received the model of this round, and whose work is lost.
+    clients: (K,) int64 ids, ascending; begun: (K,) int64, the round of the model that each client received; num_late: number
+    of clients with the model of this round whose updates are lost.
     """
 
     clients: np.ndarray

@@ -170,13 +170,13 @@ class Reports:
 
 
 def bytes_up(reports: Reports, layout: Layout) -> int:
-    """Bytes that clients sent: updates, reports and reported vectors."""
+    """Return the bytes that clients sent: updates, reports and reported vectors."""
     vectors = 4 * layout.num_params * len(reports.client) * (len(reports.peaks) - 1)
     return message_bytes(reports.methods) + int(reports.sent_bytes.sum()) + vectors
 
 
 def bytes_down(message: RoundMessage, layout: Layout) -> int:
-    """Bytes that a client receives, without what latecomers overhear."""
+    """Return the bytes that a client receives, without latecomers' `overheard`."""
     return layout.shared_bytes + message_bytes(message.fields)
 
 

@@ -91,7 +91,7 @@ class Phase:
 
 @dataclass
 class Turns:
-    """Who takes part in each round, and with which model.
+    """Clients of each round, and the models that the clients received.
 
     Attributes:
       population: clients.
@@ -147,12 +147,12 @@ class Turns:
         return turn
 
     def _needed(self) -> dict[int, RoundMessage]:
-        """The messages that clients at work received."""
+        """Return round -> message, for the clients at work."""
         rounds = {flight.begun for flight in self.timetable.flights} if self.timetable else set()
         return {begun: message for begun, message in self.sent.items() if begun in rounds}
 
     def message_for(self, message: RoundMessage, begun: int) -> RoundMessage:
-        """Return the message that clients of an earlier round received, for a round of which `message` is the message."""
+        """Return the message of round `begun`, for training in the round of `message`."""
         if begun == message.round_index:
             return message
         return replace(self.sent[begun], is_scored=message.is_scored, staleness=message.round_index - begun)
@@ -166,7 +166,7 @@ class Turns:
         return {"time/simulated_s": self.timetable.now_s, "clients/late": late, "clients/staleness": stale}
 
     def state(self) -> Packed:
-        """What a later round depends on; None without a timetable."""
+        """Return simulated time, clients at work and their messages, for a checkpoint; None without a timetable."""
         if self.timetable is None:
             return None
         sent = [vars(message) for message in self._needed().values()]
