@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterable
 from functools import partial
 
@@ -63,8 +64,11 @@ def settle_arithmetic(num_threads: int, device: str) -> None:
     # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
     torch.set_num_threads(num_threads)
     if device == "cuda":
-        # cuDNN would else take whatever algorithm was fastest just then, and bits would change from run to run.
-        torch.backends.cudnn.deterministic = True
+        # Attention and sums by index otherwise add in whatever order their threads finish, and bits would change from run
+        # to run. PyTorch refuses operations without a deterministic form, by name.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
 
 

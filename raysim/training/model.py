@@ -61,6 +61,10 @@ class BoundModel:
         self._parameters: list[Tensor] = []
         self._grad_views: list[Tensor] = []
         self._bind()
+        if self.device.type != "cpu":
+            for layer in self.module.modules():
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    align(layer)
         if features:
             self.module.get_submodule(head).register_forward_pre_hook(self._keep_features)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
@@ -294,6 +298,39 @@ def compiled(
     else:
         graph = torch.compile(forward, backend=str(backend), dynamic=False)
     return lambda inputs: (graph if len(inputs) == batch_size else forward)(inputs)
+
+
+#: Floats that a kernel may read at once.
+VECTOR = 4
+
+
+def align(layer: nn.Module) -> None:
+    """Give each forward pass of a BatchNorm layer copies of those vectors that start at no multiple of 16 bytes.
+
+    The model's tensors are views into one vector and start at any float. BatchNorm of channels-last images on CUDA reads
+    weight, bias and running statistics 16 bytes at a time and fails elsewhere: "misaligned address".
+    """
+    views: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+
+    def before(layer: nn.Module, inputs: object) -> None:
+        if torch.compiler.is_compiling():  # compiled kernels align for themselves
+            return
+        for group in (layer._parameters, layer._buffers):
+            for name, view in group.items():
+                if view is not None and view.storage_offset() % VECTOR:
+                    views.append((group, name, view))  # type: ignore[arg-type]  # a parameter is a tensor
+                    group[name] = view.clone()  # type: ignore[assignment]  # likewise
+
+    def after(layer: nn.Module, inputs: object, output: object) -> None:
+        with torch.no_grad():
+            for group, name, view in views:
+                if group is layer._buffers and layer.training:
+                    view.copy_(group[name])  # type: ignore[arg-type]  # `before` put it there
+                group[name] = view
+        views.clear()
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after, always_call=True)
 
 
 def seed_global_stream(seed: int, device: torch.device) -> None:

@@ -24,10 +24,12 @@ from raysim.data.arrow import write_set
 from raysim.data.federation import build_shards
 from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
+from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.session import ray_session
 from raysim.engine.schedule import choose_cohort
+from raysim.folders.run_folder import RunFolder
 from raysim.models import ModelSpec, build_model
 from raysim.plan.build import Made, make_server, make_trainer
 from raysim.plan.check import check
@@ -35,6 +37,15 @@ from raysim.running.record import Recorder
 from tests.bench.workloads import images_of
 
 WARM = 3
+
+DEVICE = accelerator()
+
+
+def settle() -> None:
+    """Wait until the device has done all of its work."""
+    if DEVICE != "cpu":
+        torch.accelerator.synchronize()
+
 
 CNN = {
     "partition": {"scheme": "dirichlet", "alpha": 0.1, "num_clients": 100, "min_samples": 10},
@@ -102,7 +113,7 @@ class Recorded:
     def __init__(self, server, folder: Path, rounds: int, blocks):
         folder.mkdir(parents=True)
         self.server = server
-        self.recorder = Recorder(folder, first_round=0, blocks=blocks)
+        self.recorder = Recorder(RunFolder(folder), first_round=0, blocks=blocks)
 
     def round(self, index: int) -> dict[str, float]:
         began = time.perf_counter()
@@ -118,12 +129,12 @@ class BareCuda:
     def __init__(self, spec: ModelSpec, images, labels, plan, *, is_graph: bool):
         torch.backends.cudnn.benchmark = False
         self.plan, self.config, self.is_graph = plan, plan.config, is_graph
-        self.rows = [torch.from_numpy(rows).cuda() for rows in plan.manifest.clients]
-        self.x = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255).cuda()
+        self.rows = [torch.from_numpy(rows).to(DEVICE) for rows in plan.manifest.clients]
+        self.x = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255).to(DEVICE)
         if self.x.shape[2] > 1 and spec.name != "mlp":
             self.x = self.x.contiguous(memory_format=torch.channels_last)
-        self.y = torch.from_numpy(labels).cuda()
-        self.model = build_model(spec, seed=0).cuda()
+        self.y = torch.from_numpy(labels).to(DEVICE)
+        self.model = build_model(spec, seed=0).to(DEVICE)
         if spec.name != "mlp":
             self.model = self.model.to(memory_format=torch.channels_last)
         self.params = list(self.model.parameters())
@@ -131,7 +142,7 @@ class BareCuda:
         self.tensors = [*self.params, *self.buffers]
         self.start = [t.detach().clone() for t in self.tensors]
         self.test, self.validation = (
-            torch.from_numpy(r).cuda() for r in (plan.manifest.test, plan.manifest.validation)
+            torch.from_numpy(r).to(DEVICE) for r in (plan.manifest.test, plan.manifest.validation)
         )
         size = self.config.local.batch_size
         self.batch_x, self.batch_y = self.x[:size].clone(), self.y[:size].clone()
@@ -185,7 +196,7 @@ class BareCuda:
             rows = self.rows[client]
             generator = torch_generator(derive_seed(0, "batches", index, client))
             for _ in range(epochs):
-                order = rows[torch.randperm(len(rows), generator=generator).cuda()]
+                order = rows[torch.randperm(len(rows), generator=generator).to(DEVICE)]
                 for begin in range(0, len(rows), size):
                     part = order[begin : begin + size]
                     if self.is_graph and len(part) == size:
@@ -235,7 +246,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
                 partial(make_server, recipe),
                 partial(make_trainer, recipe),
                 num_trainers=number,
-                share={"CPU": 1, "GPU": 0.2},
+                share={"CPU": 1} | ({} if DEVICE == "cpu" else {"GPU": 0.2}),
                 keeps_memory=plan.keeps_memory,
             )
             server.wait_until_ready()
@@ -244,10 +255,10 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
         made[system] = Timed(Recorded(server, folder, rounds + WARM, plan.layout.blocks))
     for index in range(rounds + WARM):
         for timed in made.values():
-            torch.cuda.synchronize()
+            settle()
             began = time.perf_counter()
             parts = timed.run.round(index)
-            torch.cuda.synchronize()
+            settle()
             if index >= WARM:
                 timed.seconds.append(time.perf_counter() - began)
                 timed.parts.append(parts)
@@ -268,7 +279,7 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
             f"mean {1000 * total / rounds:8.1f} ms  {ratios}  {where}",
             flush=True,
         )
-    if "serial" in made:
+    if "serial" in made and DEVICE != "cpu":
         profile(made["serial"].run, rounds + WARM, plan)
 
 
@@ -281,7 +292,7 @@ def profile(system: Recorded, index: int, plan) -> None:
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
         began = time.perf_counter()
         record = server.run_round(index)
-        torch.cuda.synchronize()
+        settle()
         spent = time.perf_counter() - began
     events = [e for e in recorded.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     busy = sum(event.device_time for event in events) / 1e6
@@ -302,7 +313,7 @@ def main() -> None:
         "bare graph",
     )
 
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    card = torch.cuda.get_device_name() if DEVICE == "cuda" else f"no CUDA, {DEVICE}"
     print(f"{card}; PyTorch {torch.__version__}", flush=True)
     with tempfile.TemporaryDirectory() as folder, ray_session(num_cpus=12):
         for name in names:

@@ -3,9 +3,10 @@
 `register()` makes the device type `other` known to PyTorch as its accelerator (PyTorch's Python backend for PrivateUse1, an
 experimental interface of 2.10 and later). Inside `with OtherDevice()` tensors on `other:0` wrap a CPU tensor. Operations run
 on the CPU tensors, so results have the CPU's bits. Refused as on a card: operations on tensors of two devices, `.numpy()`,
-a CPU generator. The device has a random stream of its own. `OtherDevice.waits` counts the calls in which a host would wait
-for a card: copies to the CPU, copies to the device from memory that is not pinned, `item`, `tolist`, and operations whose result
-has a size that depends on values.
+a CPU generator, BatchNorm with vectors that do not start at a multiple of 16 bytes, operations without a deterministic form.
+The device has a random stream of its own. `OtherDevice.waits` counts the calls in which a host would wait for a card: copies
+to the CPU, copies to the device from memory that is not pinned, `item`, `tolist`, and operations whose result has a size that
+depends on values.
 
 Not covered: several devices, streams, memory limits.
 """
@@ -32,6 +33,16 @@ VALUE_DEPENDENT = (
     "is_nonzero",
     "equal",
     "repeat_interleave",
+)
+#: Operations without a deterministic form on CUDA.
+NONDETERMINISTIC = (
+    *(
+        "_adaptive_avg_pool2d_backward",
+        "adaptive_max_pool2d_backward",
+        "nll_loss2d_forward",
+        "reflection_pad2d_backward",
+    ),
+    *("upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "histc", "kthvalue", "put_"),
 )
 LIBRARIES: list[torch.library.Library] = []  # registrations live as long as these
 #: Operations that autocast runs in its lower precision on CPU, CUDA and XPU alike.
@@ -138,6 +149,10 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
         _raw(args[0]).copy_(_raw(args[1]))
         return args[0]
     _refuse_mixed(name, values, others)
+    if name in NONDETERMINISTIC or (name == "cumsum" and others[0].is_floating_point()):
+        raise RuntimeError(f"{name} does not have a deterministic implementation")
+    if "batch_norm" in name and any(each.dim() == 1 and each.storage_offset() % 4 for each in others):
+        raise RuntimeError(f"{name}: misaligned address")
     indices = args[1] if name in ("index", "index_put_", "index_put", "_index_put_impl_") else ()
     has_mask = any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices)
     OtherDevice.waits += name.startswith(VALUE_DEPENDENT) or has_mask

@@ -11,7 +11,7 @@ import torch
 from raysim.engine.pool import SerialPool
 from raysim.plan.build import make_server, make_trainer
 from raysim.running.runner import execute
-from tests.support.federations import lora_plan, plan_of, run
+from tests.support.federations import ADAMW, lora_plan, plan_of, run
 from tests.support.method_cases import ADAPTER_CASES, CNN_CASES
 
 
@@ -38,10 +38,11 @@ def test_adapters_give_the_same_bits_on_one_gpu(name, root, gpu_pools, gpu_recip
 
 
 def test_livar_with_adapters_on_vit_s16_gives_the_same_bits(root, gpu_pools, gpu_recipe):
-    plan = lora_plan(
+    plan = plan_of(
         root,
         ["livar"],
         model={"name": "vit_s16", "lora": {"rank": 8}},
+        local=ADAMW,
         data={"resize": 224, "channels": 3, "test": 0.7},
         rounds=1,
         cohort={"size": 4},
@@ -79,7 +80,6 @@ def test_cuda_graphs_give_the_same_bits_near_the_cpus(name, root, gpu_pools, gpu
 def test_run_takes_the_gpu_and_says_so(backend, root, tmp_path, ray_cluster):
     resources = {"backend": backend} | ({"trainers": 2} if backend == "ray" else {})
     plan = plan_of(root, ["fedvg"], storage=str(tmp_path), name=backend, resources=resources)
-    torch.cuda.reset_peak_memory_stats()
     execute(plan, on_start=lambda *_: None, on_round=lambda _: None)
     environment = json.loads((tmp_path / backend / "env.json").read_text())["resources"]
     assert environment["gpus_per_trainer"] == (1.0 if backend == "serial" else 0.5)
