@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from methods import METHODS
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.own_code import named, note_of_values
 from raysim.base.progress import Listener
-from raysim.base.settings import Raw, Settings
-from raysim.config import Config, parse_config, read_config
+from raysim.base.settings import Raw, Settings, Spec
+from raysim.config import Config, parse_config, read_config, unknown, without
 from raysim.config.counting import value_at
 from raysim.config.overlays import layered
 from raysim.config.sweep import axes_as_written
@@ -101,7 +102,7 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
             f"makes the configuration a sweep: run `{verb}`, or set tune=null for one run of the keys outside the group"
         )
         raise ConfigError([Fault("tune", text)], source)
-    config, faults = parse_config(raw)
+    config, faults = parsed_run(raw)
     if config is None:  # before PyTorch is imported to check the rest
         raise ConfigError(faults, source)
     refuse(_of_other_verbs(config), source)
@@ -114,6 +115,17 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
     plan = check(raw, source, reads_weights=reads_weights)
     listener.say(rows_line(plan.config, plan.manifest))
     return plan
+
+
+def parsed_run(raw: Settings) -> tuple[Config | None, list[Fault]]:
+    """As `parse_config`, which does not know the names of methods."""
+    config, faults = parse_config(raw)
+    specs = without(raw, faults).get("methods")
+    for index, spec in enumerate(specs if isinstance(specs, list) else []):
+        name = Spec.of(spec).name
+        if ":" not in name and name not in set(METHODS):
+            faults.append(Fault(f"methods[{index}]", unknown(name, METHODS, "method")))
+    return (None if faults else config), faults
 
 
 def _of_other_verbs(config: Config) -> list[Fault]:

@@ -146,7 +146,10 @@ SLOW = {  # libraries that take 50 ms and more to load
     *("PIL", "tensorboard", "mlxtend", "IPython", "pyarrow", "pydantic", "yaml", "typer", "rich", "numpy", "filelock"),
 }
 #: (file, what it imports inside a function) -> why, beside libraries and modules that are slow to load.
-INSIDE = {("raysim/__init__.py", "raysim.base.own_code"): "`import raysim` loads nothing that it may not need"}
+INSIDE = {
+    ("raysim/__init__.py", "raysim.base.own_code"): "`import raysim` loads nothing that it may not need",
+    ("raysim/cli/main.py", "methods"): "a folder of the user's called methods is refused first",
+}
 
 
 def _imported(nodes) -> set[str]:

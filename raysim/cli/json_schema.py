@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from methods import METHODS
 from raysim.base.options import meanings
 from raysim.base.settings import Settings
 from raysim.config import Config
@@ -30,8 +31,6 @@ def json_schema() -> Settings:
 
 def _method_schema() -> Settings:
     """A method: its name, or {name: {option: value}}."""
-    from methods import METHODS  # loads PyTorch
-
     options = {}
     for name, make in sorted(METHODS.items()):
         of_one = options_model(make).model_json_schema(ref_template="#/$defs/{model}")

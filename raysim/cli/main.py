@@ -53,13 +53,13 @@ def run(
 ) -> None:
     """Run a federation and write its run directory."""
     import raysim.launch as launch
-    from raysim.config import parse_config, parse_overrides
+    from raysim.config import parse_overrides
     from raysim.config.reading import as_file
 
     values = parse_overrides(overrides or [])
     raw, source = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line")
     _note_before(is_scaled)
-    parsed, faults = parse_config(raw)
+    parsed, faults = launch.parsed_run(raw)
     if print_config:
         import yaml
 
@@ -204,7 +204,7 @@ def methods(
     """List the methods and models, show a method with its options, or the layer blocks of a model."""
     with LiveLine() as line:
         line.show("loading PyTorch")
-        from methods import GROUPS
+        from methods import GROUPS, METHODS
         from raysim.models import MODELS
 
     if model is not None:
@@ -217,7 +217,7 @@ def methods(
             "Methods combine in the order of their list; an empty list is fedavg. `raysim methods NAME` shows a method with its "
             "options."
         )
-        print_functions({name: {make.__name__: make for make in group} for name, group in GROUPS.items()})
+        print_functions({title: {name: METHODS[name] for name in group} for title, group in GROUPS.items()})
         out.print(
             "\nThe names of timm and transformers:FOLDER are further models. `raysim methods --model NAME` shows the layer "
             "blocks of any."

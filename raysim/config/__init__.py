@@ -1,6 +1,6 @@
 """The configuration: one typed schema, read from YAML and `a.b=c` overrides, all faults at once."""
 
-from raysim.config.faults import nearest, parse_options
+from raysim.config.faults import nearest, parse_options, unknown
 from raysim.config.method_lists import methods_label
 from raysim.config.places import (
     JOB_VARIABLE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -74,6 +74,11 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
 def nearest(name: str, known: Sequence[str]) -> str:
     """A sentence that helps with an unknown name."""
     return f"{did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
+
+
+def unknown(name: str, known: Iterable[str], kind: str) -> str:
+    """What to say of an unknown name, where own code may stand."""
+    return f"unknown {kind} {name!r}. {nearest(name, list(known))}; or module:function for your own"
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:

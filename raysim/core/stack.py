@@ -230,7 +230,8 @@ def chain(name: str, *parts: Method) -> Method:
     Each part keeps its own message fields, client memory, scratch, reports and server state inside those of the chain.
 
     Example:
-      >>> from methods import fedavgm, fedprox
+      >>> from methods.fedavgm import fedavgm
+      >>> from methods.fedprox import fedprox
       >>> chain("near_and_steady", fedprox(mu=0.1), fedavgm(beta=0.9)).grads is not None
       True
 

@@ -15,7 +15,7 @@ from raysim.base.errors import DataError, Fault, OwnCodeError, refuse
 from raysim.base.own import own_errors, place_in, place_of, words_of
 from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Settings, Spec
-from raysim.config import Config, parse_options, read_config, shipped_folder
+from raysim.config import Config, parse_options, read_config, shipped_folder, unknown
 from raysim.config import nearest as nearest_name
 from raysim.core.hooks import check_calls
 from raysim.core.method import Method
@@ -124,8 +124,7 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     if name in known:
         return known[name]
     if ":" not in name:
-        near = nearest_name(name, list(known))
-        raise LookupError(f"unknown {kind} {name!r}. {near}; or module:function for your own")
+        raise LookupError(unknown(name, known, kind))
     return cast("T", own_function(name, kind))
 
 

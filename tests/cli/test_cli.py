@@ -44,12 +44,11 @@ def faults_of(raw):
 @pytest.mark.essential
 @pytest.mark.slow
 def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
-    raw = raw_config(root, ["fedporx", {"fedvg": {"granularity": "laier", "epps": 1}}, "uniform"])
+    raw = raw_config(root, ["fedprox", {"fedvg": {"granularity": "laier", "epps": 1}}, "uniform"])
     raw["resources"] = {"backend": "ray", "trainers": 1000}
     raw["partition"] |= {"alpha": 1e-4, "num_clients": 100}
     raw["storage"] = str(tmp_path / "runs")
     of_methods_and_data = (
-        "methods[0]: unknown method 'fedporx'. Did you mean 'fedprox'?",
         "fedvg.granularity: must be 'model', 'layer', 'block' or 'auto', got 'laier'",
         "fedvg.epps: unknown key. Did you mean 'eps'?",
         "resources.trainers: 1000 trainers with 1 CPUs each need 1000",
@@ -57,13 +56,15 @@ def test_all_faults_at_once_with_status_2_before_ray_starts(root, tmp_path):
     )
     refused(raw, of_methods_and_data, tmp_path)
     raw["local"] |= {"lr": 0, "momentu": 0.9}
-    of_keys = (
+    raw["methods"] = ["uniform", "fedporx"]
+    of_keys_and_names = (
+        "methods[1]: unknown method 'fedporx'. Did you mean 'fedprox'?",
         "local.lr: must be greater than 0, got 0",
         "local.momentu: unknown key. Did you mean 'momentum'?",
         "cohort.size:",
         "sed: unknown key. Did you mean 'seed'?",
     )
-    refused(raw | {"cohort": {"size": "many"}, "sed": 1}, of_keys, tmp_path)
+    refused(raw | {"cohort": {"size": "many"}, "sed": 1}, of_keys_and_names, tmp_path)
 
 
 def refused(raw, faults, folder):

@@ -13,10 +13,10 @@ from raysim.base.settings import Raw
 Methods = list[str | Raw]
 
 #: Methods that need simulated time.
-ASYNCHRONOUS = {make.__name__ for make in GROUPS["Asynchronous rounds"]}
+ASYNCHRONOUS = set(GROUPS["Asynchronous rounds"])
 
 #: Methods that attack.
-ATTACKS = [make.__name__ for make in GROUPS["Attacks"]]
+ATTACKS = GROUPS["Attacks"]
 
 FL_BENCH: dict[str, Any] = {"as_in": "fl-bench"}
 MAMMOTH: dict[str, Any] = {"as_in": "fed-mammoth"}
