@@ -171,7 +171,7 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
         print_table(terminal(header_of(table, report.group.rows), lines_of(table)))
     tested = {"over tables": report.by_table, **report.by_seed}
     for title, tests in ((title, tests) for title, tests in tested.items() if tests):
-        out.print(f"paired differences, {title}: mean, 95 % interval, d; bold: without 0", markup=False)
+        out.print(f"paired differences, {title}: mean, 95 % interval, d; bold: the interval excludes 0", markup=False)
         print_table(terminal(*effects(tests, report.tables[0].names, report.measure)))
     for other in report.others:
         out.print(other.title, markup=False)

@@ -109,10 +109,19 @@ def time_faults(config: Config, methods: Sequence[Method]) -> Iterator[Fault]:
         speeds_of(config)
     except ConfigError as error:
         yield from error.faults
-    arrivals = Stack(methods).arrivals
-    if arrivals is None or config.time is None:  # an asynchronous method needs a clock
+    if config.time is None:
         return
-    name = next(method.name for method in methods if method.arrivals)
+    asynchronous = [method.name for method in methods if method.arrivals]
+    if any(method.name == "dp" for method in methods):
+        text = "changes how often a client takes part, and dp computes epsilon from cohort.size"
+        for key in ("over_selection", "available"):
+            if key in config.time.model_fields_set:
+                yield Fault(f"time.{key}", f"{text}; remove the key")
+        yield from (Fault("methods", f"{name} {text}; remove one of the two") for name in asynchronous)
+    arrivals = Stack(methods).arrivals
+    if arrivals is None:
+        return
+    name = asynchronous[0]
     for key in ("deadline_s", "over_selection"):
         if key in config.time.model_fields_set:
             yield Fault(f"time.{key}", f"has no effect with {name}, which waits for no cohort; remove the key")

@@ -206,6 +206,13 @@ def test_asynchronous_methods_are_refused_beside_what_waits_for_a_cohort(root):
     assert "both decide arrivals" in refusal(root, [*fits, "fedasync"])
 
 
+def test_dp_is_refused_beside_what_changes_how_often_clients_take_part(root):
+    dp = {"dp": {"clip": 1.0, "noise": 1.0}}
+    assert "methods: fedbuff changes how often" in refusal(root, [{"fedbuff": {"buffer": 2}}, dp])
+    for key, value in {"over_selection": 1.5, "available": [0.5] * 24}.items():
+        assert f"time.{key}: changes how often" in refusal(root, [dp], time={key: value})
+
+
 @pytest.mark.parametrize(
     ("clock", "text"),
     [
