@@ -69,7 +69,7 @@ test-cluster: setup
 
 # On a machine with a GPU; all skipped elsewhere.
 test-gpu: setup
-	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest -n 2 tests/gpu
 
 # On a device made for the tests, which has the CPU's arithmetic and a card's rules: tests/device/other.py.
 test-device: setup

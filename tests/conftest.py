@@ -47,14 +47,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class NamedAtOnce:
-    """A test that fails is named when it does: pytest names it at the end, which a run that is cut off never sees."""
+    """A test that fails is named when it does, with the reason: pytest does so at the end, which a run that is cut off never
+    sees.
+    """
 
     def __init__(self, config: pytest.Config):
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._config.get_terminal_writer().line(f"\nFAILED {report.nodeid} ({report.when})")
+            reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", "").partition("\n")[0]
+            self._config.get_terminal_writer().line(f"\nFAILED {report.nodeid} ({report.when})\n  {reason:.200}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import pytest
@@ -13,6 +14,16 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.path.parts:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish():
+    """End a worker of xdist whose GPU has failed: every call of CUDA would fail, and a new worker takes the tests that are left."""
+    if "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(3)
 
 
 @pytest.fixture(scope="session")
