@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish():
-    """End a worker of xdist whose GPU has failed: all calls of CUDA would fail, and a new worker takes the tests that are left."""
+    """End a worker of xdist whose GPU has failed: all later calls of CUDA would fail, and a new worker takes over."""
     if "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
