@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -70,6 +70,17 @@ def settle_arithmetic(num_threads: int, device: str) -> None:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
+
+
+@contextlib.contextmanager
+def arithmetic_kept() -> Iterator[None]:
+    """Restore the settings of `settle_arithmetic` that other code of this process may depend on, at the end of the block."""
+    threads, is_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(is_deterministic)
 
 
 def keep_freed_memory() -> None:

@@ -11,6 +11,7 @@ from raysim.base.progress import Lines, Tell, silent
 from raysim.config import data_cache
 from raysim.data.federation import build_all_shards
 from raysim.data.shard_files import Write, write_serially
+from raysim.engine.device import arithmetic_kept
 from raysim.engine.pool import SerialPool
 from raysim.engine.server import Server
 from raysim.engine.simulation import ServerHandle
@@ -34,7 +35,8 @@ def started_server(
       ClusterLost: also in the block. ConfigError: Ray has not the resources that the configuration asks for.
     """
     if plan.config.is_serial():
-        yield _serial_server(plan, folder, on_step)
+        with arithmetic_kept():
+            yield _serial_server(plan, folder, on_step)
     else:
         with _ray_server(plan, folder, on_step, on_note, patience_s) as server:
             yield server

@@ -1,8 +1,10 @@
-"""What a process that computes asks of its C library."""
+"""What a process that computes asks of its C library and of PyTorch."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+
+import torch
 
 from raysim.engine import device
 
@@ -24,3 +26,11 @@ def test_without_that_library_nothing_is_asked(monkeypatch):
     device.keep_freed_memory()
     monkeypatch.setattr(device.ctypes, "CDLL", lambda name: SimpleNamespace())
     device.keep_freed_memory()
+
+
+def test_arithmetic_is_settled_on_a_gpu_and_restored_at_the_end():
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with device.arithmetic_kept():
+        device.settle_arithmetic(before[0] + 1, "cuda")
+        assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (before[0] + 1, True)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
