@@ -225,6 +225,8 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
     """What is wrong with an axis; "" if nothing is."""
     if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
         return f"{key} belongs to the sweep, and all trials share the value; remove the axis"
+    if key == "labels":
+        return "labels holds the choices of all axes; give the axis another name"
     if not isinstance(domain, Mapping) or len(domain) != 1:
         return f"must be a single domain, for example {{grid_search: [1, 2]}}, got {domain!r}"
     if not is_listed(domain):

@@ -194,6 +194,11 @@ def test_what_belongs_to_the_sweep_is_no_axis(root, axis):
     assert f"A sets {axis}" in faults["tune.param_space.m"]
 
 
+def test_an_axis_is_not_called_labels(root):
+    faults = refused(root, {"param_space": {"labels": {"grid_search": {"A": {"local.lr": 0.1}}}}})
+    assert "give the axis another name" in faults["tune.param_space.labels"]
+
+
 @pytest.mark.parametrize("metric", ["", "foo", "server/acuracy", "fedvg/norms"])
 def test_a_metric_that_no_run_has(root, metric):
     tune = {"param_space": {"seed": {"grid_search": [0]}}, "metric": metric}
