@@ -158,7 +158,8 @@ class TuneGroup(Group):
     )
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "axis -> second axis -> labels of the second axis; the first applies beside the listed labels only"
+        {},
+        "axis -> second axis -> labels of the second axis; the first axis applies in trials with the listed labels only",
     )
     fixed: Settings = key(
         {}, "settings of every trial, above settings of labels; written by --scaled and the command line"
@@ -221,7 +222,8 @@ class ReportGroup(Group):
     )
     baseline: str | None = key(None, "row that all rows are tested against, and the origin of figure gains")
     gain: str | None = key(
-        None, "X: average gain of the rows `Y + X` over `Y`; label=value: of other columns over those with the value"
+        None,
+        "X: average gain of the rows `Y + X` over `Y`; label=value: of all other columns over the columns with this value",
     )
     time: str | None = key(None, "row whose training time is 1 in a table of relative times")
     target: float | str | None = key(

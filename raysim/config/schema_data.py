@@ -74,8 +74,8 @@ class DataGroup(Group):
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",
         "official: the set's own test rows, and its validation rows if it has any; fraction: by test and validation; file: by "
-        "partition.file, which goes first; auto: official if the set has test rows, and neither test nor split_within_clients "
-        "is given, else fraction",
+        "partition.file, whose splits override every other value; auto: official if the set has test rows, and neither "
+        "test nor split_within_clients is given, else fraction",
     )
     split_within_clients: bool = key(
         False,
@@ -120,8 +120,8 @@ class DataGroup(Group):
     )
     normalise: str = key(
         "none",
-        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows, of all rows "
-        "where the set has no split of its own",
+        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows, or of "
+        "all rows if the set has no split of its own",
     )
     scale_targets: bool = key(
         True,

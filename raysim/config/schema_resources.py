@@ -47,8 +47,8 @@ class ResourcesGroup(Group):
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
         "seconds without an answer after which a trainer on Ray is ended and its clients go to the remaining trainers; "
-        "auto: 20 times the longest answer so far, at least 60, or no limit beside local.compile; a process that stands still "
-        "is ended after 60",
+        "auto: 20 times the longest answer so far, at least 60 s, or no limit beside local.compile; a process that stands "
+        "still is ended after 60 s",
     )
     wait_s: float = key(
         3600.0,
