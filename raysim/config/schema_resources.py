@@ -31,7 +31,7 @@ class ResourcesGroup(Group):
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto",
         "what trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not for methods "
-        "that measure in float64",
+        "that compute in float64",
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
