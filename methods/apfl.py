@@ -18,7 +18,7 @@ def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
     client memory. Momentum and weight decay apply to w alone, and BatchNorm's statistics follow the pass at w.
 
     Args:
-      alpha: share of the local model, in [0, 1]. 0: the own model is the client's copy of the global model.
+      alpha: share of the local model, in [0, 1]. 0: the personal model is the client's copy of the global model.
       adaptive: alpha takes one gradient step at the first batch of a round, and stays in [0, 1]. `apfl/alpha` is
         the mean over the clients of the round.
     Raises:

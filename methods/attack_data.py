@@ -24,7 +24,7 @@ def label_flip(
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       source: the class that is flipped; null: every class.
-      target: the class of flipped examples; null: a class becomes its opposite.
+      target: the class of flipped examples; null: class y becomes class C - 1 - y.
     Raises:
       ValueError: an option outside of its range.
     """

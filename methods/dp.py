@@ -77,7 +77,7 @@ def dp(
     Args:
       clip: S, largest L2 norm of a client's update, > 0; with `adaptive`, the clip of the first round.
       noise: z, standard deviation of the noise on the sum as a multiple of the clip, >= 0.
-      epsilon: what all rounds of the run may spend, > 0; the noise follows from it. null: `noise` is given.
+      epsilon: budget of all rounds of the run together, > 0, from which the noise is computed. null: `noise` is given.
       delta: delta of (epsilon, delta)-privacy, in (0, 1) and below 1 / clients.
       adaptive: quantile of the norms that the clip follows, in (0, 1); 0.5 in the paper. null: the clip is constant.
       noise_cohort_size: cohort size for noise and epsilon, to simulate a large cohort with few clients (pfl-research,

@@ -27,7 +27,7 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "r
       mu: strength of the contrastive loss, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.
       temperature: T of the contrastive loss, > 0.
       first: previous model of a client that has never trained. "none": no contrastive term; "random" (the authors'
-        code): no term in the first round, later a network with random initial values of its own.
+        code): no term in the first round, later a randomly initialised network, drawn for the client.
     Raises:
       ValueError: mu < 0 or temperature <= 0.
     """

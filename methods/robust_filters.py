@@ -29,7 +29,7 @@ def norm_bounding(*, bound: float | None = None) -> Method:
 
     Args:
       bound: > 0, in units of the update. null: the median of the norms of the round; fewer than half of the clients
-        cannot move it beyond the norms of the others.
+        cannot move this bound beyond the norms of the others.
     Raises:
       ValueError: bound <= 0.
     """

@@ -61,7 +61,7 @@ def univarfl(
         et al., CVPR 2024).
       uniformity: "energy", or "kernel": the Gaussian kernel of FedUV's second term, see `gaussian_kernel`.
       warmup: number of rounds over which mu grows (ours): mu min(1, t / warmup) in round t, counted from 0. With 0, mu
-        is whole from the start. lam has no warm-up.
+        has its full value from the start. lam has no warm-up.
     Raises:
       ValueError: mu or lam < 0, eps <= 0, warmup < 0.
     """

@@ -158,7 +158,8 @@ class TuneGroup(Group):
     )
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "axis -> second axis -> labels of the second axis; the first applies beside the listed labels only"
+        {},
+        "axis -> second axis -> labels of the second axis; the first axis applies in trials with the listed labels only",
     )
     fixed: Settings = key(
         {}, "settings of every trial, above settings of labels; written by --scaled and the command line"
@@ -207,7 +208,9 @@ class ReportGroup(Group):
         counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
-        {}, "label -> value -> metric, in place of one metric: each run gives a cell for each value", max_length=1
+        {},
+        "several metrics in one table: label -> value -> metric; each run has a cell for each value of the label",
+        max_length=1,
     )
     mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
@@ -219,15 +222,17 @@ class ReportGroup(Group):
     figures: list[str] | None = key(
         None, "names of figures, or module:function of your own; null: bars, lines and curves where they make sense"
     )
-    baseline: str | None = key(None, "row that all rows are tested against, and the origin of figure gains")
+    baseline: str | None = key(None, "row that every other row is tested against, and the origin of figure gains")
     gain: str | None = key(
-        None, "X: average gain of the rows `Y + X` over `Y`; label=value: of other columns over those with the value"
+        None,
+        "X: average gain of the rows `Y + X` over `Y`; label=value: of all other columns over the columns with this value",
     )
     time: str | None = key(None, "row whose training time is 1 in a table of relative times")
     target: float | str | None = key(
-        None, "accuracy in percent, or a row with it; adds a table of rounds, megabytes and seconds to the target"
+        None,
+        "accuracy in percent, or a row whose accuracy it is; adds a table of rounds, megabytes and seconds to the target",
     )
-    against: str | None = key(None, "row that is tested against all rows")
+    against: str | None = key(None, "row that is tested against every other row")
 
 
 class Config(Group):

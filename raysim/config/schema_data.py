@@ -74,8 +74,8 @@ class DataGroup(Group):
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",
         "official: the set's own test rows, and its validation rows if it has any; fraction: by test and validation; file: by "
-        "partition.file, which goes first; auto: official if the set has test rows, and neither test nor split_within_clients "
-        "is given, else fraction",
+        "partition.file, whose splits override every other value; auto: official if the set has test rows, and neither "
+        "test nor split_within_clients is given, else fraction",
     )
     split_within_clients: bool = key(
         False,
@@ -120,17 +120,17 @@ class DataGroup(Group):
     )
     normalise: str = key(
         "none",
-        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows, of all rows "
-        "where the set has no split of its own",
+        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows, or of "
+        "all rows if the set has no split of its own",
     )
     scale_targets: bool = key(
         True,
-        "regression: the loss of (y - mean) / deviation, by the clients' training rows; metrics keep the target's units",
+        "regression: the loss uses (y - mean) / deviation of the clients' training rows; metrics keep the target's units",
     )
     resize: int | None = key(None, "height and width of the resized images", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(
         "bilinear",
-        "how images, and an augmentation's boxes, are resized",
+        "how images, and an augmentation's crops, are resized",
         counts=counts_given("data.resize") | counts_with("data.augment", "livar-vit"),
     )
     crop: int | None = key(None, "height and width of the central crop, or of the augmentation's crop", ge=1)
@@ -185,7 +185,11 @@ class PartitionGroup(Group):
         Spec, written_as(Scheme | Own | Annotated[dict[Own, Settings], Field(min_length=1, max_length=1)])
     ] = key("dirichlet", "how examples go to clients; joint: a single client has all")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
-        None, "form of the scheme; null: class for dirichlet, dirichlet for quantity", counts=_of_scheme(*FORMS)
+        None,
+        "of scheme dirichlet: class (null), shares of each class; sample, each example draws its client; balanced, clients of "
+        "equal size; capped, class by class without the clients that have their equal share; of quantity: sizes by dirichlet "
+        "(null), or power, rank^(-1/alpha)",
+        counts=_of_scheme(*FORMS),
     )
     alpha: float = key(
         0.1,
@@ -202,7 +206,7 @@ class PartitionGroup(Group):
     )
     shards_per_client: int = key(
         2,
-        "pieces of the set, sorted by class or number, for each client; more are less heterogeneous",
+        "pieces of the set, sorted by class or number, for each client; more pieces are less heterogeneous",
         ge=1,
         counts=_of_scheme("shards", "quantiles"),
     )

@@ -31,7 +31,7 @@ class ResourcesGroup(Group):
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto",
         "what trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not for methods "
-        "that measure in float64",
+        "that compute in float64",
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
@@ -47,8 +47,8 @@ class ResourcesGroup(Group):
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
         "seconds without an answer after which a trainer on Ray is ended and its clients go to the remaining trainers; "
-        "auto: 20 times the longest answer so far, at least 60, or no limit beside local.compile; a process that stands still "
-        "is ended after 60",
+        "auto: 20 times the longest answer so far, at least 60 s, or no limit beside local.compile; a process that stands "
+        "still is ended after 60 s",
     )
     wait_s: float = key(
         3600.0,

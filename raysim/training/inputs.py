@@ -104,7 +104,7 @@ class InputTransform:
       crop: (height, width) after resizing: the centre, or what the augmentation draws; None: all.
       channels: 3 repeats grey images; None: as stored.
       augmentation: of training batches; None: training batches are made like all others.
-      interpolation: how images, and an augmentation's boxes, are resized.
+      interpolation: how images, and an augmentation's crops, are resized.
       function: an augmentation of the user's own: function(images=, generator=) takes and returns one training batch,
         (B, channels, height, width) float32 in [0, 1], resized and cropped, not yet normalised. Its draws come from the
         generator, or from the global stream, which is seeded for each client and round.

@@ -51,7 +51,7 @@ def options_on(name: str, task: str) -> Mapping[str, object] | None:
 def task_table() -> str:
     """Every method against every task, and what else it needs."""
     rows = [
-        f"| method | {' | '.join(f'`{task}`' for task in TASKS)} | needs besides |\n",
+        f"| method | {' | '.join(f'`{task}`' for task in TASKS)} | further needs |\n",
         "|---" * (len(TASKS) + 2) + "|\n",
     ]
     for name in METHODS:

@@ -201,4 +201,4 @@ def test_the_page_of_reports_names_the_metric_that_a_report_shows_unless_told_ot
     (line,) = [
         line for line in (ROOT / "docs" / "reports.md").read_text().splitlines() if line.startswith("| `--metric")
     ]
-    assert f"than `tune.metric`, or than the {WORDS[DEFAULT]} where no sweep sets it" in line
+    assert f"default: `tune.metric` of a sweep, otherwise the {WORDS[DEFAULT]};" in line
