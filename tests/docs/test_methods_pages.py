@@ -16,7 +16,7 @@ from tests.docs.method_tables import BLOCK, PAGES, TASK_PAGE, written
 TEXTS = {path: path.read_text() for path in sorted(PAGES.glob("*.md"))}
 #: The studies whose results stand on the page of each of the four methods.
 STUDIES = {
-    "fedvg": ("fedvg_digits", "fedvg_scoring", "fedvg_cifar10"),
+    "fedvg": ("fedvg_claim", "fedvg_digits", "fedvg_scoring", "fedvg_cifar10"),
     "flfa": ("flfa_digits",),
     "livar": ("livar_digits", "livar_cifar100"),
     "univarfl": ("univarfl_shapes", "univarfl_pacs"),
