@@ -72,7 +72,8 @@ def fedvg(
         old, and accuracy suffers.
       one_axis: replacement for the spectral norm of a tensor with one axis: the weight of the tensor's layer block, or
         the tensor's L2 norm.
-      as_in: "release" sets the weight of buffers, one_axis and the order of the validation rows as the released code has them.
+      as_in: "release" sets the weight of buffers and one_axis as the released code has them. With a norm of
+        the gradient, data.validation_set.order must be client, the released order of the validation rows.
       eps: the constant in eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
     global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have
