@@ -174,15 +174,12 @@ def prepare(
     out_dir: Annotated[Path, Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
     again: Annotated[bool, Option("--again", help="convert again, even if the prepared set exists")] = False,
     save_as: Annotated[str | None, Option("--as", help="name of the prepared set, if not NAME")] = None,
-    use_ray: Annotated[bool, Option("--ray", help="decode image files on Ray Data")] = False,
     **options: Any,
 ) -> None:
     """Convert a data set to Arrow."""
     from raysim.cli.preparation import prepare_and_print
 
-    prepare_and_print(
-        name, words or [], root, out_dir, ReaderOptions(**options), again=again, save_as=save_as, use_ray=use_ray
-    )
+    prepare_and_print(name, words or [], root, out_dir, ReaderOptions(**options), again=again, save_as=save_as)
 
 
 @app.command()

@@ -15,7 +15,6 @@ from raysim.cli.terminal import LiveLine, err, out, say
 from raysim.config import path_to_write
 from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
-from raysim.data.reader_api import ParallelMap, map_in_threads
 from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.find import prepare_by_name
@@ -30,7 +29,6 @@ def prepare_and_print(
     *,
     again: bool,
     save_as: str | None,
-    use_ray: bool,
 ) -> None:
     """Convert a set to Arrow and report the result; without a name, list the known sets.
 
@@ -45,7 +43,7 @@ def prepare_and_print(
         print_columns(_known_sets(path_to_write(root)))
         return
     if ":" in name:
-        if options != ReaderOptions() or use_ray or save_as is None:
+        if options != ReaderOptions() or save_as is None:
             mend = "give --as NAME, --root FILES, --out, --again, and the function's options as key=value"
             raise DataError(f"{name}, a function of your own, takes other options", "", mend)
         with LiveLine() as line:
@@ -55,9 +53,6 @@ def prepare_and_print(
         return
     if words:
         raise DataError(f"{name} takes no {words[0]!r}", "", "only functions of your own take key=value")
-    parallel_map: ParallelMap = map_in_threads
-    if use_ray:
-        from raysim.data.pipeline import map_with_ray_data as parallel_map
     path = set_path(path_to_write(root), save_as or name)
     if is_prepared(path) and not again:
         _tell_of_the_one_there(path, files)
@@ -71,14 +66,7 @@ def prepare_and_print(
             parts[part].progress(done, total)
 
         info = prepare(
-            name,
-            path_to_write(root),
-            files,
-            again=again,
-            save_as=save_as,
-            options=options,
-            parallel_map=parallel_map,
-            on_progress=progress,
+            name, path_to_write(root), files, again=again, save_as=save_as, options=options, on_progress=progress
         )
     _print_set(info, root)
 

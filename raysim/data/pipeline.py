@@ -1,6 +1,6 @@
-"""The Ray Data pipelines that decode images and shard a partitioned set: the only place where ray.data is used.
+"""The Ray Data pipeline that shards a partitioned set: the only place where ray.data is used.
 
-Shards: rows of prepared sets (`SetDatasource`) -> `map_batches`, the preprocessing -> `map_batches`, each row to its client's
+Rows of prepared sets (`SetDatasource`) -> `map_batches`, the preprocessing -> `map_batches`, each row to its client's
 place in the shard files -> the driver counts the places and completes the files (`shard_files.write_files`). On one node
 Ray Data runs the three steps of a window in one task, and no pixel passes the object store; with several nodes, files are
 read and written where they lie, on the driver's, and the preprocessing runs on all. Ray Data bounds the blocks on their way.
@@ -11,14 +11,12 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import ray.data
 from ray.data.block import BlockMetadata
@@ -32,8 +30,6 @@ from raysim.data.preprocess import Preprocess
 from raysim.data.rows import columns_of, record_of
 from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter, work_on
 
-Item = TypeVar("Item")
-Work = Callable[[Item], np.ndarray]
 Placement = dict[str, Any]  # of Ray Data's maps, where they say on which nodes their tasks run
 
 
@@ -76,7 +72,7 @@ def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
         if plan.has_work:
             work = partial(_preprocessed, plan.preprocess, packed(plan.preprocess.own))
             rows = rows.map_batches(work, **batches, **anywhere)
-        filled = rows.map_batches(partial(_scattered, plan, _is_alone()), **batches, **here)
+        filled = rows.map_batches(partial(_scattered, plan), **batches, **here)
         # As Arrow's: targets may have several numbers a row.
         for table in filled.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from (Filled(**columns_of(record)) for record in table.to_batches())
@@ -87,32 +83,8 @@ def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.T
     return work_on(preprocess, table)
 
 
-def _scattered(plan: ShardPlan, is_mapped: bool, table: pa.Table) -> pa.Table:
-    return pa.Table.from_batches([record_of(scatter(plan, table, is_mapped=is_mapped)._asdict())])
-
-
-def map_with_ray_data(work: Work[Item], items: Sequence[Item]) -> Iterator[np.ndarray]:
-    """`reader_api.map_in_threads` on Ray Data: work(item) for each item, in order, on the running Ray or a local one.
-
-    The backlog is bounded by the object store, so that sets larger than memory pass through.
-    """
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    try:
-        with _plain():
-            rows = [{"item": pickle.dumps(item)} for item in items]
-            dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
-            dataset.context.execution_options.preserve_order = True
-            for row in dataset.map(partial(_worked, work), **_on_this_node(len(rows))).iter_rows():
-                yield row["result"]
-    finally:
-        if is_ours:
-            ray.shutdown()
-
-
-def _worked(work: Work[Item], row: dict[str, bytes]) -> dict[str, np.ndarray]:
-    return {"result": work(pickle.loads(row["item"]))}
+def _scattered(plan: ShardPlan, table: pa.Table) -> pa.Table:
+    return pa.Table.from_batches([record_of(scatter(plan, table)._asdict())])
 
 
 @contextmanager

@@ -42,8 +42,6 @@ from raysim.data.rows import SetRows, damaged, in_batches
 from raysim.folders.files import file_digest
 
 Item = TypeVar("Item")
-Paths = list[str]  # of the images of one batch
-ParallelMap = Callable[[Callable[[Paths], np.ndarray], Sequence[Paths]], Iterator[np.ndarray]]
 #: Classes, or domains, of a set: ImageNet-21k has 21,841.
 MOST_CLASSES = 100_000
 PARTS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # what published splits are called
@@ -67,13 +65,12 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
 
 @dataclass(frozen=True)
 class Request:
-    """One preparation. origin: who publishes the files; parallel_map: how images are decoded; mode: "RGB", or "L" for grey."""
+    """One preparation. origin: who publishes the files; mode: "RGB", or "L" for grey."""
 
     name: str
     origin: str = ""
     files: Path | None = None
     options: ReaderOptions = DEFAULTS
-    parallel_map: ParallelMap = map_in_threads
     mode: str = "RGB"
 
     @property

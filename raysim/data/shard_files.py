@@ -37,7 +37,7 @@ LEAST_CLIENTS, MOST_FILES = 64, 512
 LEAST_WINDOW, MOST_WINDOW = 8 << 20, 64 << 20
 
 #: Smaller inputs are written through a map of the file: a call for each run of neighbours took most of the time. A map
-#: writes whole pages, so that two machines would undo each other's rows. (The space is taken before: no fault is left.)
+#: writes whole pages, which is safe as one machine alone writes. (The space is taken before: no fault is left.)
 PAGE_BYTES = 4096 if hasattr(os, "posix_fallocate") else 0
 
 #: Of the inputs that are gathered for one write.
@@ -216,11 +216,9 @@ def work_on(preprocess: Preprocess, table: pa.Table) -> pa.Table:
     return pa.Table.from_batches([record_of({**each, "input": preprocess.work(each["input"])}) for each in columns])
 
 
-def scatter(plan: ShardPlan, table: pa.Table, *, is_mapped: bool = True) -> Filled:
+def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
     """Write the rows of a window to their places in the files. A second time, after a lost worker, changes nothing.
 
-    Args:
-      is_mapped: the files may be mapped: nobody on another machine writes to them. Small rows are then written many at a time.
     Raises:
       DataError: no space on the disk.
     """
@@ -230,7 +228,7 @@ def scatter(plan: ShardPlan, table: pa.Table, *, is_mapped: bool = True) -> Fill
     first, last = np.searchsorted(plan.rows, (first_row, columns["row"][-1] + 1))
     order = first + np.lexsort((plan.places[first:last], plan.numbers[first:last]))
     rows, numbers, places = plan.rows[order] - first_row, plan.numbers[order], plan.places[order]
-    write = _map_rows if is_mapped and inputs[0].nbytes < PAGE_BYTES else _write_rows
+    write = _map_rows if inputs[0].nbytes < PAGE_BYTES else _write_rows
     for start, end in _runs(numbers):
         file = plan.files[numbers[start]]
         with full_disk(Path(file.path).parent):

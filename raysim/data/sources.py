@@ -34,7 +34,7 @@ from raysim.base.errors import DataError, did_you_mean, explained
 from raysim.base.texts import name_fault
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, SETS, checked, own_folder
-from raysim.data.reader_api import Contents, ParallelMap, Request, files_checksum, map_in_threads
+from raysim.data.reader_api import Contents, Request, files_checksum
 from raysim.data.readers import arrays, table_files, table_sets, text_files, trees
 from raysim.data.readers.leaf import read_leaf
 from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions, option
@@ -137,7 +137,6 @@ def prepare(
     again: bool = False,
     save_as: str | None = None,
     options: ReaderOptions = DEFAULTS,
-    parallel_map: ParallelMap = map_in_threads,
     on_progress: OnProgress = lambda *_: None,
 ) -> SetInfo:
     """Convert a named set to Arrow below `root`; a whole set that is there already is verified and kept, unless `again`.
@@ -145,7 +144,6 @@ def prepare(
     Args:
       files: the folder (or file) with the source files.
       save_as: the name of the prepared set, if not `name`.
-      parallel_map: decodes image files; `pipeline.map_with_ray_data` does by Ray's tasks on this node. The result is the same.
     Raises:
       DataError: an unknown name, an option that the set does not have, or anything wrong with the files; a set that is
         not what FACTS says of the name that it gets.
@@ -182,7 +180,7 @@ def prepare(
         tree = facts or FACTS.get(name)
         place = own_folder(files, tree) if source.has_tree and tree is not None and files is not None else files
         mode = "L" if facts is not None and facts.shape is not None and facts.shape[2] == 1 else "RGB"
-        contents = source.read(Request(name, source.origin, place, options, parallel_map, mode))
+        contents = source.read(Request(name, source.origin, place, options, mode))
         if facts is not None:
             contents = checked(contents, facts, save_as, place, is_resized=options.size is not None)
         return write_set(

@@ -62,7 +62,7 @@ def test_a_worker_killed_in_the_middle_of_its_rows_changes_no_byte(root, tmp_pat
 def test_an_error_in_a_worker_is_one_sentence_and_leaves_nothing(root, tmp_path, ray_cluster, monkeypatch):
     from raysim.data import pipeline
 
-    def full(plan, is_mapped, table):
+    def full(plan, table):
         raise DataError("no space left (a test)", "there", "free some")
 
     monkeypatch.setattr(pipeline, "_scattered", full)

@@ -76,9 +76,10 @@ def backwards_and_twice(plan):
 
 
 def without_maps(plan):
-    """As where several machines write to one file."""
-    for window in plan.windows():
-        yield scatter(plan, work_on(plan.preprocess, read_window(window)), is_mapped=False)
+    """As with inputs of a page and more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_files, "PAGE_BYTES", 0)
+        yield from write_serially(plan)
 
 
 @pytest.mark.parametrize("write", [write_serially, backwards_and_twice, without_maps])

@@ -332,15 +332,15 @@ def stands_still():
     return Method("stands_still", grads=lambda inner, client: lambda params, batch: inner(params, batch).zero_())
 
 
-def scatter_killed_once(folder, plan, is_mapped, table):
+def scatter_killed_once(folder, plan, table):
     """`pipeline._scattered` whose process dies in the middle of its first window, with half of the rows written."""
     from raysim.data.pipeline import _scattered
 
     try:
         (Path(folder) / "killed").touch(exist_ok=False)
     except FileExistsError:
-        return _scattered(plan, is_mapped, table)
-    _scattered(plan, is_mapped, table.slice(0, len(table) // 2))
+        return _scattered(plan, table)
+    _scattered(plan, table.slice(0, len(table) // 2))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

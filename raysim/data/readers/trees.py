@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from raysim.base.errors import DataError, explained
 from raysim.base.reading import read_json, regular_file
-from raysim.data.reader_api import PARTS, Contents, Request, need, numbered, split_codes
+from raysim.data.reader_api import PARTS, Contents, Request, map_in_threads, need, numbered, split_codes
 from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions
 from raysim.data.rows import SetRows, batch_rows, check_range, damaged
 
@@ -220,7 +220,7 @@ def _decoded(request: Request, pictures: Sequence[ImageFile]) -> Iterator[SetRow
     rows = batch_rows(shape)
     parts = [pictures[start : start + rows] for start in range(0, len(pictures), rows)]
     work = [[str(picture.path) for picture in part] for part in parts]
-    decoding = request.parallel_map(partial(decode, options=request.options, shape=shape, mode=mode), work)
+    decoding = map_in_threads(partial(decode, options=request.options, shape=shape, mode=mode), work)
     for part, pixels in zip(parts, decoding, strict=True):
         _, *columns = zip(ImageFile._fields, zip(*part, strict=True), strict=True)
         known = {f"{name}s": np.array(values) for name, values in columns if None not in values}
