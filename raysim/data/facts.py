@@ -16,11 +16,8 @@ import numpy as np
 import yaml
 
 from raysim.base.errors import DataError
-from raysim.data.reader_api import PARTS, Contents
+from raysim.data.reader_api import Contents
 from raysim.data.rows import SPLITS, SetRows
-
-#: Folders between --root and the set's own: the wrapper of a download, and one more.
-DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -32,42 +29,6 @@ class Facts:
     shape: tuple[int, int, int] | None = None
     domains: tuple[str, ...] = ()
     source: str = ""
-
-
-def own_folder(root: Path, facts: Facts) -> Path:
-    """The folder of a tree that has the set's own folders (domains, splits or classes), at most DEPTH below `root`.
-
-    What lies beside it (a README, scripts) is passed over. `root` itself where no folder below, or more than one, has them.
-    """
-    level = [root] if root.is_dir() else []
-    for _ in range(DEPTH + 1):
-        fitting = [folder for folder in level if _has_own_folders(folder, facts)]
-        if len(fitting) == 1:
-            return fitting[0]
-        level = [folder / name for folder in level for name in _subfolders(folder)]
-    return root
-
-
-def _subfolders(folder: Path) -> list[str]:
-    """Return names of subfolders; none for an unreadable folder, such as lost+found."""
-    try:
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    except PermissionError:
-        return []
-
-
-def _has_own_folders(folder: Path, facts: Facts) -> bool:
-    names = set(_subfolders(folder))
-    if facts.domains:
-        return set(facts.domains) <= names
-    if isinstance(facts.classes, tuple) and set(facts.classes) <= names:
-        return True
-    if "train" not in names or not set(PARTS) & names - {"train"}:
-        return False
-    if isinstance(facts.classes, int):
-        return True
-    # Another set beside it has parts as well, and other classes; half a download of this one may lack some.
-    return 2 * len(set(facts.classes) & set(_subfolders(folder / "train"))) >= len(facts.classes)
 
 
 def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, is_resized: bool) -> Contents:

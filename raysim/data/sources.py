@@ -33,7 +33,7 @@ from filelock import FileLock
 from raysim.base.errors import DataError, did_you_mean, explained
 from raysim.base.texts import name_fault
 from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
-from raysim.data.facts import FACTS, SETS, checked, own_folder
+from raysim.data.facts import FACTS, SETS, checked
 from raysim.data.reader_api import Contents, Request, files_checksum
 from raysim.data.readers import arrays, table_files, table_sets, text_files, trees
 from raysim.data.readers.leaf import read_leaf
@@ -49,7 +49,7 @@ OnProgress = Callable[[str, int, int | None], None]  # what is being done, how m
 class Source:
     """A kind of set: description, reader, publisher of the files, and the reader's options.
 
-    has_files: one without is made where a run names it. has_tree: they may be image files in folders, see `own_folder`.
+    has_files: one without is made where a run names it.
     """
 
     description: str
@@ -57,7 +57,6 @@ class Source:
     origin: str = "you"
     options: tuple[str, ...] = ()
     has_files: bool = True
-    has_tree: bool = False
 
 
 READERS: dict[str, Callable[[Request], Contents]] = {
@@ -85,7 +84,7 @@ READERS: dict[str, Callable[[Request], Contents]] = {
     "cub200": trees.read_cub200,
     "imagenet_r": partial(trees.read_folder, inner=("imagenet-r",)),
     "imagenet100": partial(trees.read_folder, inner=("imagenet100",)),
-    "pacs": partial(trees.read_domains, inner=("kfold",)),
+    "pacs": partial(trees.read_domains, inner=("kfold", "PACS")),
     "ham10000": trees.read_ham10000,
     "adult": table_sets.read_adult,
     "wine_quality": table_sets.read_wine_quality,
@@ -176,13 +175,10 @@ def prepare(
 
     def make() -> SetInfo:
         facts = FACTS.get(save_as)
-        # Under another name, which may hold a part of the set, its folders are found as well, and not checked.
-        tree = facts or FACTS.get(name)
-        place = own_folder(files, tree) if source.has_tree and tree is not None and files is not None else files
         mode = "L" if facts is not None and facts.shape is not None and facts.shape[2] == 1 else "RGB"
-        contents = source.read(Request(name, source.origin, place, options, mode))
+        contents = source.read(Request(name, source.origin, files, options, mode))
         if facts is not None:
-            contents = checked(contents, facts, save_as, place, is_resized=options.size is not None)
+            contents = checked(contents, facts, save_as, files, is_resized=options.size is not None)
         return write_set(
             path,
             save_as,

@@ -21,7 +21,6 @@ from raysim.base.errors import DataError, explained
 from raysim.base.ram import memory_fault
 from raysim.base.reading import regular_file, the_one_file
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, need, numbered, split_codes
-from raysim.data.readers.trees import read_folder
 from raysim.data.rows import SetRows, batch_rows, check_range, cut_at, damaged, in_batches
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -307,18 +306,13 @@ def read_cifar10_1(request: Request) -> Contents:
 
 
 def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:
-    """MNIST or Fashion-MNIST from the four idx files, as published (.gz) or unpacked, below --root or KIND/raw there.
-
-    A tree train/DIGIT/image, test/DIGIT/image of grey images is read as well.
-    """
+    """MNIST or Fashion-MNIST from the four idx files, as published (.gz) or unpacked, below --root or KIND/raw there."""
     from torchvision import datasets
 
     reader = getattr(datasets, kind)
     _download(request, lambda: reader(request.root, download=True))
     raw = request.root / kind / "raw"
     folder = raw if raw.is_dir() else request.root
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
-        return read_folder(replace(request, files=folder, mode="L"))
     names = reader.classes if kind != "MNIST" else numbered(9, folder)
     return _from_idx(names, [_idx_file(request, folder / name, md5) for name, md5 in reader.resources])
 
