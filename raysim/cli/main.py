@@ -164,12 +164,7 @@ def partition(
 @app.command()
 @with_options(reader_options())
 def prepare(
-    name: Annotated[
-        str | None, Argument(help="a data set, or module:function of your own; without a name, known sets are listed")
-    ] = None,
-    words: Annotated[
-        list[str] | None, Argument(metavar="[KEY=VALUE ...]", help="options of a function of your own")
-    ] = None,
+    name: Annotated[str | None, Argument(help="a data set; without a name, known sets are listed")] = None,
     root: Annotated[Path | None, Option(help="folder (or file) with the source files")] = None,
     out_dir: Annotated[Path, Option("--out", help="folder for prepared sets (data.root)")] = Path("data"),
     again: Annotated[bool, Option("--again", help="convert again, even if the prepared set exists")] = False,
@@ -179,7 +174,7 @@ def prepare(
     """Convert a data set to Arrow."""
     from raysim.cli.preparation import prepare_and_print
 
-    prepare_and_print(name, words or [], root, out_dir, ReaderOptions(**options), again=again, save_as=save_as)
+    prepare_and_print(name, root, out_dir, ReaderOptions(**options), again=again, save_as=save_as)
 
 
 @app.command()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from raysim.base.commands import shown
-from raysim.base.errors import DataError
 from raysim.base.progress import Lines
 from raysim.cli.listings import print_columns
 from raysim.cli.terminal import LiveLine, err, out, say
@@ -17,42 +15,22 @@ from raysim.data.arrow import SetInfo, is_prepared
 from raysim.data.facts import FACTS
 from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import SOURCES, prepare, set_path
-from raysim.plan.find import prepare_by_name
 
 
 def prepare_and_print(
-    name: str | None,
-    words: Sequence[str],
-    files: Path | None,
-    root: Path,
-    options: ReaderOptions,
-    *,
-    again: bool,
-    save_as: str | None,
+    name: str | None, files: Path | None, root: Path, options: ReaderOptions, *, again: bool, save_as: str | None
 ) -> None:
     """Convert a set to Arrow and report the result; without a name, list the known sets.
 
     Args:
-      words: key=value, options of a function of the user's own.
       files: folder (or file) with the source files; root: folder for prepared sets, from the home folder on.
     Raises:
-      DataError: as `prepare` and `prepare_by_name`; options that do not go together.
+      DataError: as `prepare`.
     """
     if name is None:
         out.print("`raysim prepare NAME --root FILES` converts a set to Arrow. Known sets:")
         print_columns(_known_sets(path_to_write(root)))
         return
-    if ":" in name:
-        if options != ReaderOptions() or save_as is None:
-            mend = "give --as NAME, --root FILES, --out, --again, and the function's options as key=value"
-            raise DataError(f"{name}, a function of your own, takes other options", "", mend)
-        with LiveLine() as line:
-            line.step(f"preparing {save_as} by {name}")
-            info = prepare_by_name(name, save_as, path_to_write(root), files, words, again=again)
-        _print_set(info, root)
-        return
-    if words:
-        raise DataError(f"{name} takes no {words[0]!r}", "", "only functions of your own take key=value")
     path = set_path(path_to_write(root), save_as or name)
     if is_prepared(path) and not again:
         _tell_of_the_one_there(path, files)

@@ -279,19 +279,6 @@ class PreparedSet:
                 if str(values.dtype) not in KINDS[name]:
                     raise ValueError(f"column {name} of type {values.dtype}")
         self.starts = np.cumsum([0, *(len(batch.targets) for batch in self.batches)])
-        says = "where the description says"
-        if len(self) != self.info.num_examples:
-            raise DataError(f"{len(self)} examples {says} {self.info.num_examples}", str(path), again)
-        stated = (self.info.shape, self.info.input_type, self.info.target_shape, self.info.target_type)
-        for batch in self.batches:
-            stored = (
-                batch.inputs.shape[1:],
-                str(batch.inputs.dtype),
-                batch.targets.shape[1:],
-                str(batch.targets.dtype),
-            )
-            if stored != stated:
-                raise DataError(f"inputs and targets of kind {stored} {says} {stated}", str(path), again)
 
     def __len__(self) -> int:
         return int(self.starts[-1])

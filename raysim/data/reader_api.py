@@ -177,9 +177,7 @@ def find_reader(name: str) -> Callable[..., object]:
     return with_given(own_function(name, "reader"), (), ("files",))
 
 
-def prepare_own(
-    name: str, read: Callable[..., object], path: Path, files: Path | None, options: Raw, *, again: bool = False
-) -> SetInfo:
+def prepare_own(name: str, read: Callable[..., object], path: Path, files: Path | None, options: Raw) -> SetInfo:
     """Write a set by a user's function, unless the function would write the existing set again.
 
     Args:
@@ -194,7 +192,7 @@ def prepare_own(
 
     def there() -> SetInfo | None:
         """Return the existing set if the function would write the same."""
-        if is_prepared(path) and not again:
+        if is_prepared(path):
             info = PreparedSet(path).info
             if not info.made_by:
                 what = f"the set {name!r} exists and was not written by your reader"

@@ -148,7 +148,7 @@ def prepare(
         not what FACTS says of the name that it gets.
     """
     if name not in SOURCES:
-        mend = f"{did_you_mean(name, SOURCES)}`raysim prepare` lists the known ones"
+        mend = f"{did_you_mean(name, SOURCES)}`raysim prepare` lists the known ones; `data.reader` takes a reader of your own"
         raise DataError(f"unknown data set {name!r}", "prepare", mend)
     source, save_as = SOURCES[name], save_as or name
     for field in fields(options):

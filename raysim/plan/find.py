@@ -19,7 +19,7 @@ from raysim.config import Config, parse_options, read_config, shipped_folder, un
 from raysim.config import nearest as nearest_name
 from raysim.core.hooks import check_calls
 from raysim.core.method import Method
-from raysim.data.arrow import PreparedSet, SetInfo
+from raysim.data.arrow import PreparedSet
 from raysim.data.partition import find_scheme
 from raysim.data.preprocess import find_preprocess
 from raysim.data.reader_api import find_reader, prepare_own
@@ -213,22 +213,6 @@ def open_own_set(config: Config, reader: Spec) -> PreparedSet:
     files = None if data.files is None else Path(data.files)
     prepare_own(data.name, own_function(reader.name, "reader"), path, files, reader.options)
     return PreparedSet(path)
-
-
-def prepare_by_name(
-    name: str, save_as: str, root: Path, files: Path | None, words: Sequence[str], *, again: bool
-) -> SetInfo:
-    """`raysim prepare module:function --as NAME`: a set by a function of the user's own, with options as `key=value`.
-
-    Raises:
-      ConfigError: no such function, or wrong options. DataError, OwnCodeError: as `prepare_own`.
-    """
-    path = set_path(root, save_as)
-    if save_as in SOURCES:
-        raise DataError(f"{save_as!r} is a set of raysim's own", "", "choose another name for --as")
-    options = read_config(None, words)
-    refuse(own_faults("reader", Spec.of({name: options}), find_reader), "the command line")
-    return prepare_own(save_as, own_function(name, "reader"), path, files, options, again=again)
 
 
 def logger_faults(specs: Sequence[Spec]) -> Iterator[Fault]:

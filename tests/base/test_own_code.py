@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim.base.digest import source_digest
-from raysim.base.errors import ConfigError, DataError
+from raysim.base.errors import ConfigError
 from raysim.cli.main import app
 from raysim.data.reader_api import fingerprint
 from tests.support.own_folder import SETTINGS, command, summary
@@ -238,16 +238,3 @@ def test_a_set_is_made_again_when_reader_options_or_files_change_and_not_otherwi
     raysim.arrays(np.zeros((9, 8, 8), np.uint8), np.arange(9) % 3, name="given")
     with pytest.raises(ConfigError, match=r"'given' exists and was not written by your reader"):
         raysim.run("own.yaml", data__name="given")
-
-
-@pytest.mark.slow
-def test_prepare_by_an_own_reader(here):
-    words = ["prepare", "my_data:read", "--root", "scans"]
-    ended = command(here, *words, "--as", "scans", "invert=true")
-    assert ended.returncode == 0, ended.stderr
-    assert "scans: 200 images (8, 8, 1), 4 classes" in ended.stdout
-    # Faults, in this process: another one takes seconds to start.
-    with pytest.raises(ConfigError, match="Did you mean 'invert'\\?"):
-        CliRunner().invoke(app, [*words, "--as", "scans", "inwert=true"], catch_exceptions=False)
-    with pytest.raises(DataError, match="Give --as NAME"):
-        CliRunner().invoke(app, words, catch_exceptions=False)

@@ -15,7 +15,7 @@ from raysim.data.arrow import PreparedSet, describe, write_set
 from raysim.data.rows import SetRows, in_batches
 from raysim.data.sources import prepare, set_path
 from raysim.folders.files import partial_file
-from tests.support.image_sets import pixels, redescribe, same
+from tests.support.image_sets import pixels, same
 
 
 def test_set_without_optional_columns_has_none(tmp_path):
@@ -58,17 +58,6 @@ def test_damaged_set_is_refused_and_kept_set_is_verified(tmp_path):
         prepare("digits", tmp_path)
     describe(path).unlink()  # as if preparing had been cut off: it is done anew
     assert prepare("digits", tmp_path) == info
-
-
-def test_a_description_with_another_shape_is_refused(tmp_path):
-    path = tmp_path / "mine" / "mine.arrow"
-    write_set(path, "mine", "ab", in_batches(pixels(10, 4, 6, 1), np.arange(10) % 2))
-    redescribe(path, shape=[6, 4, 1])
-    words = (
-        r"kind \(\(4, 6, 1\), .* where the description says \(\(6, 4, 1\), .* in .*mine\.arrow\. Run `.*prepare mine"
-    )
-    with pytest.raises(DataError, match=words):
-        PreparedSet(path)
 
 
 def test_full_disk_is_one_error_and_keeps_the_old_set(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from raysim.data.readers.shapes import draw
 from raysim.data.rows import in_batches
 from raysim.data.sources import SOURCES, prepare, set_path
 from raysim.plan.check import check
-from raysim.plan.find import prepare_by_name
 from tests.support.image_sets import class_tree, pixels, prepared, same
 
 
@@ -107,7 +106,6 @@ def test_a_set_stays_inside_its_root(name, tmp_path):
     writes = [
         lambda: prepare("digits", root, save_as=name or "."),
         lambda: raysim.arrays(*two_rows(), name=name, root=root),
-        lambda: prepare_by_name(read, name, root, None, [], again=False),
         lambda: set_path(root, name),
     ]
     for write in writes:
