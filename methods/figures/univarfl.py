@@ -9,9 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from raysim.reporting.contents import ReportContents
-from raysim.reporting.figures import cell_lines, column_title, line_figure
+from raysim.reporting.figures import column_pages, line_figure
 from raysim.reporting.measure import logged
-from raysim.reporting.panels import pages
 from raysim.reporting.tables import Cell
 
 
@@ -24,8 +23,7 @@ def spectrum(report: ReportContents) -> Iterator[Figure]:
     Missing: no run logged singular values; add diagnostics to its methods.
     """
     for table in report.tables:
-        columns = cell_lines(table, _last_spectra)
-        for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
+        for panels in column_pages(table, _last_spectra):
             figure = line_figure(table.title, panels, report.styles, ylabel="relative singular value", width=3.4)
             for axes, (_, spectra) in zip(figure.axes, panels, strict=True):
                 if min(frame.min(axis=None) for frame in spectra.values()) < 1 / 20:

@@ -11,7 +11,7 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
-from raysim.base.errors import ConfigError, Fault, explained
+from raysim.base.errors import ConfigError, Fault, explained, refuse
 from raysim.cli.terminal import out, print_table, say
 from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shipped_files
 
@@ -75,9 +75,8 @@ def copy(name: str, target: str | None) -> list[Path]:
     """
     copies = _copies_of_kind(name, target) if name in KINDS else _copies_of_file(name, target)
     others = [path for path, file in copies.items() if path.exists() and not _is_same(path, file)]
-    if others:
-        text = "exists with different content; give another file or folder after --copy"
-        raise ConfigError([Fault(str(path), text) for path in others], f"a copy of {name}")
+    text = "exists with different content; give another file or folder after --copy"
+    refuse((Fault(str(path), text) for path in others), f"a copy of {name}")
     with explained("cannot write a copy", "", "give another file or folder after --copy", OSError):
         for path, file in copies.items():
             path.parent.mkdir(parents=True, exist_ok=True)

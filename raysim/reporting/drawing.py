@@ -31,14 +31,6 @@ MODULES = {
 FIGURES = {name: f"{module}:{name}" for module, names in MODULES.items() for name in names}
 FIGURES["map"] = "raysim.reporting.maps:pair_map"
 
-#: Figure of a paper, FedVG's without a prefix -> its name.
-PAPERS = {
-    **{"figure_1": "bars", "figure_3": "lines", "figure_5": "integration", "figure_7": "imbalance"},
-    **{"figure_8": "weights", "figure_9": "strategies", "figure_A1": "norms", "flfa_figure_2": "representation"},
-    **{"flfa_figure_3": "drift", "flfa_figure_4": "agreement", "flfa_table_13": "selection"},
-    "univarfl_figure_1": "spectrum",
-}
-
 #: Drawn where nothing else is asked for, as far as the runs hold them.
 DEFAULT = ("bars", "lines", "curves", "time_curves")
 
@@ -62,15 +54,14 @@ def figure_faults(names: Sequence[str], *, imports: bool = True) -> list[Fault]:
 
 def figure_function(name: str) -> Callable[[ReportContents], Figure | Iterable[Figure]]:
     """The function that draws a figure. Raises LookupError, with a sentence."""
-    name = PAPERS.get(name, name)
     if ":" not in name and name not in FIGURES:
-        raise LookupError(f"unknown figure {name!r}. {nearest(name, [*FIGURES, *PAPERS])}")
+        raise LookupError(f"unknown figure {name!r}. {nearest(name, [*FIGURES])}")
     return own_function(FIGURES.get(name, name), "figure")  # type: ignore[return-value]
 
 
 def kinds(names: Sequence[str] | None) -> list[str]:
-    """Return figure names without the papers' aliases, each once; the default figures for None."""
-    return list(dict.fromkeys(PAPERS.get(name, name) for name in (DEFAULT if names is None else names)))
+    """Return figure names, each once; the default figures for None."""
+    return list(dict.fromkeys(DEFAULT if names is None else names))
 
 
 def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:

@@ -284,10 +284,7 @@ def curves(report: ReportContents) -> Iterator[Figure]:
 
     Missing: no run recorded the metric by round.
     """
-    for table in report.tables:
-        columns = cell_lines(table, lambda cell: rounds_of(cell, cell.metric.column, cell.metric.scale))
-        for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
-            yield line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, title_size="large")
+    return _curves(report, lambda cell: rounds_of(cell, cell.metric.column, cell.metric.scale))
 
 
 def time_curves(report: ReportContents) -> Iterator[Figure]:
@@ -295,17 +292,17 @@ def time_curves(report: ReportContents) -> Iterator[Figure]:
 
     Missing: no run has simulated time, or none recorded the metric by round.
     """
+    return _curves(report, _over_time, xlabel="simulated time (h)")
+
+
+def _curves(report: ReportContents, measure: Callable[[Cell], pd.DataFrame], *, xlabel: str = "") -> Iterator[Figure]:
+    """A figure for each table, a panel for each column, a line for each row."""
     for table in report.tables:
-        columns = cell_lines(table, _over_time)
-        for panels in pages([(column_title(table, column), lines) for column, lines in columns.items()]):
-            yield line_figure(
-                table.title,
-                panels,
-                report.styles,
-                ylabel=table.metric.axis,
-                xlabel="simulated time (h)",
-                title_size="large",
-            )
+        for panels in column_pages(table, measure):
+            figure = line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, xlabel=xlabel)
+            for axes in figure.axes:
+                axes.title.set_fontsize("large")
+            yield figure
 
 
 def _over_time(cell: Cell) -> pd.DataFrame:
@@ -346,6 +343,11 @@ def cell_lines(table: Table, measure: Callable[..., pd.DataFrame], *options: obj
     return {column: frames for column, frames in lines.items() if frames}
 
 
+def column_pages(table: Table, measure: Callable[[Cell], pd.DataFrame]) -> Iterator[list[tuple[str, Lines]]]:
+    """(title of a column, its lines) for the columns of each figure; see `cell_lines`."""
+    return pages((column_title(table, column), lines) for column, lines in cell_lines(table, measure).items())
+
+
 def column_title(table: Table, column: Column) -> str:
     return wrap(heading(table.names, column)) if table.names else ""
 
@@ -359,7 +361,6 @@ def line_figure(
     xlabel: str = "",
     width: float = 3.1,
     across: int = 4,
-    title_size: float | str = 9,
 ) -> Figure:
     """A panel for each (title, lines): the mean over seeds, and the band of their deviation.
 
@@ -377,7 +378,7 @@ def line_figure(
                 mean.index, mean, style.dash, marker=marker, color=style.colour, linewidth=style.width, label=label
             )
             band(axes, mean.index, mean, std, style.colour)
-        axes.set_title(name, fontsize=title_size)
+        axes.set_title(name, fontsize=9)
         axes.set_ylabel(ylabel)
         axes.set_xlabel(xlabel) if xlabel else rounds_below(axes)
     figure.suptitle(literal(title), fontsize=10)

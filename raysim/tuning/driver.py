@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
@@ -118,25 +117,21 @@ def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune
 
     Not by Tune's `FailureConfig(max_failures)`, which tries faults of a trial's own code again as well.
     """
-    for num_failures in itertools.count():
+    num_failures, is_left = 0, True
+    while is_left:
         try:
             _tune(source, nodes, callbacks, made)
-            while source.take_lost():
-                _tune(source, ray_nodes(), callbacks, made)
-            return
         except RuntimeError as error:  # Tune takes no process that Ray's memory monitor ended for a lost one, and ends
             if not isinstance(error.__cause__, LOSSES):
                 raise
-            if num_failures >= max(trial.config.resources.restarts for trial in source.sweep.trials):
-                what = f"Ray ended processes of trials {num_failures + 1} times ({_first_line(error.__cause__)})"
+            num_failures, reason = num_failures + 1, str(error.__cause__).partition("\n")[0]
+            if num_failures > max(trial.config.resources.restarts for trial in source.sweep.trials):
+                what = f"Ray ended processes of trials {num_failures} times ({reason})"
                 mend = "lower tune.max_concurrent, or free memory; the same command resumes unfinished trials"
                 raise RaysimError(what, source.sweep.folder.name, mend) from error
-            source.watch.told(f"Ray ended processes of trials ({_first_line(error.__cause__)}); the trials resume")
-            source.take_unfinished()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+            source.watch.told(f"Ray ended processes of trials ({reason}); the trials resume")
+        is_left = source.take_unfinished()
+        nodes = ray_nodes() if is_left else nodes
 
 
 def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:
@@ -191,18 +186,13 @@ class _Source(Searcher):
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune writes its source of trials to a file that nobody here reads back
 
-    def take_lost(self) -> bool:
-        """Whether trials lost their process since the last call; the trials run next, from their checkpoints."""
-        lost, self.watch.lost = self.watch.lost, []
-        self._queue.extend(lost)
-        return bool(lost)
-
-    def take_unfinished(self) -> None:
-        """Return trials that Tune started and did not finish, for the next attempt."""
-        self.watch.lost = []
-        names = {name for name in self._given if RunFolder(self.sweep.folder / name).status.name == "unfinished"}
-        self._queue.extendleft(reversed([trial for name, trial in self._given.items() if name in names]))
+    def take_unfinished(self) -> bool:
+        """Queue the trials that Tune started and did not finish, first of all; return whether any trial is left to run."""
+        folders = {name: RunFolder(self.sweep.folder / name) for name in self._given}
+        left = [trial for name, trial in self._given.items() if folders[name].status.name == "unfinished"]
+        self._queue.extendleft(reversed(left))
         self._given = {}
+        return bool(self._queue or (self.sweep.search and self.sweep.search.num_left))
 
     def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED: Tune's annotation leaves that out
         while not self._queue:
@@ -246,7 +236,6 @@ class _Watch(tune.Callback):
         self._first: tuple[float, float] | None = None  # when results first came, and the images of then
         self._spoke_at = time.monotonic()
         self._num_before, self._num_ended, self._num_lines = num_done, num_done, 0
-        self.lost: list[SweepTrial] = []
         self._losses: Counter[str] = Counter()
         self.expect(waiting)
 
@@ -288,7 +277,6 @@ class _Watch(tune.Callback):
         if name in self._trials and _is_loss(trial):
             self._losses[name] += 1
             if self._losses[name] <= self._trials[name].config.resources.restarts:
-                self.lost.append(self._trials[name])
                 self._say(f"  {name} lost the process or the node; the trial resumes from the last checkpoint")
                 return
         self._ended(name, "FAILED", _error_of(trial))

@@ -51,19 +51,21 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
     Raises:
       ConfigError: names the bundle that has no place.
     """
-    gpus = sum(node.get("GPU", 0.0) for node in nodes)
     there = "; ".join(resources_text(node) for node in nodes)
-    trials_of: dict[str, list[str]] = {}
+    first: dict[str, str] = {}  # fault -> the first trial that has it
     for trial in sweep.checked:
-        bundles = [bundle for bundle in bundles_of(trial.config, gpus) if bundle]
-        if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles):  # all are alike
+        if bundles := _unplaced(trial.config, nodes):
             of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
             text = f"bundle {resources_text(bundles[0])}{of} does not fit into Ray, whose nodes have {there}"
-            trials_of.setdefault(text, []).append(trial.name)
-    if trials_of:
-        remedy = "lower resources.trainers or the share of each, or set auto"
-        faults = [Fault(f"trial {names[0]}", f"{text}; {remedy}") for text, names in trials_of.items()]
-        raise ConfigError(faults, f"the resources of {sweep.folder.name}")
+            first.setdefault(f"{text}; lower resources.trainers or the share of each, or set auto", trial.name)
+    refuse((Fault(f"trial {name}", text) for text, name in first.items()), f"the resources of {sweep.folder.name}")
+
+
+def _unplaced(config: Config, nodes: Sequence[Bundle], *, may_grow: bool = False) -> list[Bundle]:
+    """Return the bundles of a trial, which are all alike, if they do not fit on the empty nodes; else none."""
+    gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    bundles = [bundle for bundle in bundles_of(config, gpus, may_grow=may_grow) if bundle]
+    return bundles if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles) else []
 
 
 def ray_nodes() -> list[Bundle]:
@@ -81,12 +83,9 @@ def nodes_with_room(sweep: Sweep, say: Callable[[str], None]) -> list[Bundle]:
         check_room(sweep, ray_nodes())
         return ray_nodes()
     for trial in sweep.checked:
-        nodes, wanted = ray_nodes(), trial.config.resources
-        gpus = sum(node.get("GPU", 0.0) for node in nodes)
-        bundles = [bundle for bundle in bundles_of(trial.config, gpus, may_grow=True) if bundle]
-        if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles):
-            count = len(bundles)
-            find_room(bundles[0], count, least=count, wait_s=wanted.wait_s, say=say, may_grow=True)
+        if bundles := _unplaced(trial.config, ray_nodes(), may_grow=True):
+            count, wait_s = len(bundles), trial.config.resources.wait_s
+            find_room(bundles[0], count, least=count, wait_s=wait_s, say=say, may_grow=True)
     return ray_nodes()
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from raysim.base.errors import ConfigError
 from raysim.reporting.build import make_report
-from raysim.reporting.drawing import FIGURES, PAPERS, figure_faults, figure_function
+from raysim.reporting.drawing import FIGURES, figure_faults, figure_function
 from raysim.reporting.panels import styles_of, zoom
 from raysim.reporting.report import write
 from raysim.reporting.tables import all_rows
@@ -192,9 +192,7 @@ def test_lines_need_numbers(tmp_path):
 
 
 def test_every_name_of_a_figure_is_of_one_kind():
-    assert not {*FIGURES} & {*PAPERS}
-    assert {*PAPERS.values()} <= {*FIGURES}
-    for name in (*FIGURES, *PAPERS):
+    for name in FIGURES:
         assert "Missing: " in figure_function(name).__doc__
 
 
@@ -253,11 +251,11 @@ def test_functions_that_the_files_of_runs_name_are_not_called(tmp_path):
 
 def test_unknown_figures_are_faults_with_the_nearest_name(runs):
     with pytest.raises(ConfigError, match="2 faults in the command line") as caught:
-        make_report([runs], {"figures": ["curve", "bars", "flfa_figure_5"]})
+        make_report([runs], {"figures": ["curve", "bars", "spectra"]})
     first, second = caught.value.faults
     assert (first.key, second.key) == ("report.figures[0]", "report.figures[2]")
     assert first.message.startswith("unknown figure 'curve'. Did you mean 'curves'? Known: agreement, ")
-    assert "Did you mean 'flfa_figure_" in second.message
+    assert "Did you mean 'spectrum'" in second.message
 
 
 def test_an_unknown_figure_of_a_sweep_is_a_fault_of_its_file(tmp_path):

@@ -165,7 +165,7 @@ def runs(tmp_path):
 
 
 def test_representation_has_three_panels(runs):
-    _, made, _ = drawn([runs], {"figures": ["flfa_figure_2"]})
+    _, made, _ = drawn([runs], {"figures": ["representation"]})
     panels = made["representation"].axes
     assert [axes.get_title() for axes in panels][:2] == ["intra-class distance", "inter-class distance"]
     assert all(len(axes.lines) == 4 for axes in panels)
@@ -174,7 +174,7 @@ def test_representation_has_three_panels(runs):
 
 
 def test_drift_reduction_is_against_the_base_with_the_same_seed(runs):
-    _, made, _ = drawn([runs], {"figures": ["flfa_figure_3"], "baseline": "FedAvg"})
+    _, made, _ = drawn([runs], {"figures": ["drift"], "baseline": "FedAvg"})
     (axes,) = made["drift"].axes
     lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines if " against " in line.get_label()}
     assert lines == {
@@ -185,7 +185,7 @@ def test_drift_reduction_is_against_the_base_with_the_same_seed(runs):
 
 
 def test_agreement_is_a_histogram_of_the_first_round(runs):
-    _, made, _ = drawn([runs], {"figures": ["flfa_figure_4"]})
+    _, made, _ = drawn([runs], {"figures": ["agreement"]})
     (axes,) = made["agreement"].axes
     assert sum(bar.get_height() for bar in axes.patches) == 2 * len(LAYERS)  # two seeds
     assert "lowest" in axes.get_title()
@@ -198,7 +198,7 @@ def test_agreement_has_a_skewness_for_each_run(runs):
     with np.load(path) as arrays:
         kept = dict(arrays)
     np.savez(path, **{**kept, "diagnostics.agreement": np.array([0.1, 0.8, 0.8, 0.9])})
-    _, made, _ = drawn([runs], {"figures": ["flfa_figure_4"]})
+    _, made, _ = drawn([runs], {"figures": ["agreement"]})
     (axes,) = made["agreement"].axes
 
     def g1(values):
@@ -211,7 +211,7 @@ def test_agreement_has_a_skewness_for_each_run(runs):
 
 
 def test_spectrum_is_relative_to_the_largest_value(runs):
-    _, made, _ = drawn([runs], {"figures": ["univarfl_figure_1"]})
+    _, made, _ = drawn([runs], {"figures": ["spectrum"]})
     (axes,) = made["spectrum"].axes
     assert list(axes.lines[0].get_xdata()) == [1, 2, 3]
     assert axes.lines[0].get_ydata() == pytest.approx([1, 0.5, 1 / 9 / 4])
@@ -219,7 +219,7 @@ def test_spectrum_is_relative_to_the_largest_value(runs):
 
 
 def test_selection_counts_choices_by_block(runs):
-    report, made, _ = drawn([runs], {"figures": ["flfa_table_13"]})
+    report, made, _ = drawn([runs], {"figures": ["selection"]})
     (axes,) = made["selection"].axes
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(4 * 100)
     (extra,) = report.extras
@@ -275,7 +275,7 @@ def test_the_new_figures_say_what_is_missing(tmp_path):
 
 
 def test_every_new_figure_is_written_with_a_caption(runs, tmp_path):
-    kinds = ["flfa_figure_2", "flfa_figure_3", "flfa_figure_4", "univarfl_figure_1", "flfa_table_13"]
+    kinds = ["representation", "drift", "agreement", "spectrum", "selection"]
     text = write(make_report([runs], {"figures": kinds}), tmp_path / "out").read_text()
     for name in ("representation", "drift", "agreement", "spectrum", "selection"):
         assert f"![{name}](figures/{name}.png)" in text

@@ -13,7 +13,6 @@ from raysim.config import Config, parse_config
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, winners
-from raysim.reporting.drawing import draw_figures
 from raysim.reporting.published import published
 from raysim.reporting.render import latex, latex_text, lines_of, markdown, write_csv
 from raysim.reporting.report import write
@@ -301,9 +300,3 @@ def test_runs_on_other_data_than_their_labels_say_are_called_so(tmp_path):
     larger = {"data": {"name": "dermamnist_224"}, "model": {"name": "vit_b16"}}
     fabricate(tmp_path / "large" / "a", 0.5, labels={**labels, "dataset": "DermaMNIST", "model": "ViT-B/16"}, **larger)
     assert "NOT" not in "".join(conclusions(make_report([tmp_path / "large"], {})))
-
-
-def test_a_papers_figure_number_is_its_kind(runs):
-    names = ["figure_1", "bars", "figure_3", "curves"]
-    made = draw_figures(make_report([runs], {"figures": names}), on_missing=pytest.fail)
-    assert list(made) == ["bars", "lines", "curves"]

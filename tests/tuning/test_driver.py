@@ -183,9 +183,10 @@ def test_a_trial_goes_on_after_as_many_losses_as_are_said_and_never_after_a_faul
         (tmp_path / f"{ended}.pkl").write_bytes(pickle.dumps(error))
         (sweep.folder / ended).mkdir(parents=True)
         watch.on_trial_error(0, [], ended)
-    assert [trial.name for trial in watch.lost] == ["seed=0"]
+    states = {name: RunFolder(sweep.folder / name) for name in (first, second)}
+    assert [folder.status.name for folder in states.values()] == ["unfinished", "failed"]
     watch.on_trial_error(0, [], first)
-    assert [trial.name for trial in watch.lost] == ["seed=0"]
+    assert [folder.status.name for folder in states.values()] == ["failed", "failed"]
     assert "the trial resumes from the last checkpoint" in lines[0]
     assert [("failed" in line) for line in lines] == [False, True, True]
 
