@@ -39,8 +39,9 @@ def prepare_and_print(
         parts: dict[str, Lines] = {}
 
         def progress(part: str, done: int, total: int | None) -> None:
-            lines = parts.setdefault(part, Lines(f"preparing {save_as or name}, {part}", line.step))
-            lines.progress(done, total)
+            if part not in parts:
+                parts[part] = Lines(f"preparing {save_as or name}, {part}", line.step)
+            parts[part].progress(done, total)
 
         info = prepare(
             name, path_to_write(root), files, again=again, save_as=save_as, options=options, on_progress=progress
