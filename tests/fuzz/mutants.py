@@ -147,12 +147,17 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             ),
         ),
     ),
+    "raysim/core/cohorts.py": (
+        "tests/engine/test_schedule.py tests/engine/test_participation.py",
+        (
+            ('derive_seed(seed, "cohort", round_index)', 'derive_seed(seed, "cohort")'),
+            ("stays = draws >= dropout", "stays = draws < dropout"),
+        ),
+    ),
     "raysim/engine/schedule.py": (
         "tests/engine/test_schedule.py tests/engine/test_participation.py tests/plan/test_resources.py",
         (
             ("            groups.append([])\n            amount = 0\n", "            groups.append([])\n"),
-            ('derive_seed(seed, "cohort", round_index)', 'derive_seed(seed, "cohort")'),
-            ("stays = draws >= dropout", "stays = draws < dropout"),
             ("(-member[0], member[1])", "-member[0]"),
             ('"straggler", round_index, client', '"dropout-out", round_index, client'),
             ("int(there) * int(1 / each + 1e-9)", "int(there / each + 1e-9)"),
@@ -199,7 +204,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/engine/server.py, restored": (
         "tests/engine/test_checkpoint.py tests/running/test_stop.py -k 'not slow and not ray'",
         (
-            ("dict(self.counters), pack(self.method_state))", "dict(self.counters), {})"),
+            ("dict(self.counters), pack(self.method_state), ", "dict(self.counters), {}, "),
             ("self.counters = dict(snapshot.counters)", "self.counters = {}"),
             ("changed, self._changed = sorted(self._changed), set()", "changed = sorted(self._changed)[:1]"),
         ),
@@ -245,7 +250,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "tests/engine/test_round_metrics.py tests/engine/test_run.py",
         (
             ("np.nansum(losses * steps) / steps.sum()", "np.nanmean(losses)"),
-            ("down = count * (layout.shared_bytes", "down = (layout.shared_bytes"),
+            ("count * bytes_down(message, layout)", "bytes_down(message, layout)"),
             ("float((~cohort.is_kept).sum())", "float(cohort.is_kept.sum())"),
         ),
     ),
