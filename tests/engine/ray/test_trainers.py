@@ -221,6 +221,7 @@ def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
     assert np.signbit(ray.get(negative)).tolist() == [True, False]
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(("size", "together"), [(2, [1, 4]), (2**22, [1, 2, 2])])
 def test_sums_of_other_nodes_are_fetched_a_few_at_a_time(size, together, monkeypatch):
     groups = []
