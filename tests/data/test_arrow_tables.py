@@ -59,6 +59,14 @@ def _table(path, **columns):
     pq.write_table(pa.table({"image": cells, "label": [0, 1, 0]} | columns), path)
 
 
+def test_files_of_which_one_names_no_split_have_none(tmp_path):
+    (files := tmp_path / "files").mkdir()
+    _table(files / "train-0.parquet")
+    _table(files / "more.parquet")
+    source, _, _ = prepared("parquet", files, tmp_path / "out")
+    assert source.splits is None
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [

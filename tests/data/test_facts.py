@@ -14,7 +14,7 @@ from raysim.base.errors import DataError
 from raysim.cli.main import app
 from raysim.data import sources
 from raysim.data.arrow import PreparedSet
-from raysim.data.facts import FACTS, Facts
+from raysim.data.facts import FACTS, Facts, _some
 from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare, set_path
 from tests.support.image_sets import class_tree
@@ -140,6 +140,11 @@ def test_second_preparation_says_that_the_first_is_kept(pacs, tmp_path):
     text, other_text = (" ".join(result.output.split()) for result in (same, other))
     assert f"was made before from {pacs}; --again repeats the preparation" in text
     assert f"was made before from {pacs}; {pacs / 'PACS'} is not read; --again repeats the preparation" in other_text
+
+
+@pytest.mark.parametrize(("names", "text"), [("abc", "a, b, c"), ("abcd", "a, b, c, ...")])
+def test_a_sentence_names_three_classes_at_most(names, text):
+    assert _some(names) == text
 
 
 def test_every_fact_is_whole():

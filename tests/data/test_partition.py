@@ -216,6 +216,11 @@ def test_too_many_clients_is_answered_with_how_many_there_can_be():
         divide(scheme, np.arange(100) % 3, 25, alpha=1e6, min_samples=1)
 
 
+def test_the_numbers_that_are_advised_are_whole():
+    with pytest.raises(DataError, match=r"num_clients to 25, or partition\.min_samples to 1$"):
+        divide("iid", np.arange(100) % 3, 60, min_samples=4)
+
+
 def test_balanced_clients_have_equal_sizes_and_capped_ones_no_more_than_a_class_above_their_share():
     labels = np.repeat(np.arange(5), [10, 200, 300, 91, 402])
     assert {len(part) for part in divide("dirichlet", labels, 9, "balanced", alpha=0.1)} == {111, 112}

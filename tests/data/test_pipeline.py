@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from raysim.base.errors import DataError
+from raysim.data import pipeline
 from raysim.data.federation import build_all_shards, build_shards
 from raysim.plan.check import check
 from raysim.training.tasks import TASKS
@@ -98,3 +100,11 @@ def test_only_sets_of_several_windows_are_sharded_by_ray_data(root, tmp_path, ra
         monkeypatch.setattr(shard_files, name, 50_000)
     assert files(build_shards(manifest, tmp_path / "two", write_shards)) == one
     assert len(calls) == 1
+
+
+@pytest.mark.essential
+def test_tasks_that_read_and_write_files_ask_for_no_cpu(monkeypatch):
+    nodes = [{"NodeID": "me", "Alive": True, "Resources": {"CPU": 2.0}}]
+    monkeypatch.setattr(pipeline.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(pipeline.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "me"))
+    assert pipeline._on_this_node(8) == {"num_cpus": 0, "concurrency": 2}

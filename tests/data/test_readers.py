@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raysim.base.errors import DataError
+from raysim.data.reader_api import array_contents
+from raysim.data.readers.arrays import Part, _contents
 from raysim.data.sources import SOURCES, prepare
 from tests.support.image_sets import pixels, prepared, same
 
@@ -344,3 +347,14 @@ def test_a_file_that_is_no_npz_is_named_as_such(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x93NUMPY" if name == "one.npy" else b"a line of text")
     with pytest.raises(DataError, match=rf"not an .npz file, a zip of arrays in .*{name}. Store the arrays by numpy"):
         prepare("npz", tmp_path / "out", tmp_path / name)
+
+
+def test_images_with_a_label_missing_are_refused():
+    part = Part(pixels(3, 4, 4, 1), np.zeros(2, np.int64), 0, Path("labels"))
+    with pytest.raises(DataError, match=r"images \(3, 4, 4, 1\) and labels \(2,\) in labels"):
+        _contents(("a", "b"), [part], [])
+
+
+def test_targets_without_a_column_are_refused():
+    with pytest.raises(DataError, match=r"targets of shape \(4, 0\)"):
+        array_contents(np.zeros((4, 3)), np.zeros((4, 0)), where="mine")

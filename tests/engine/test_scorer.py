@@ -40,6 +40,10 @@ def test_slices_cover_a_set_in_whole_batches_and_are_enough_to_share_out(count, 
         assert batches == bounds_of(count, batch_size)
 
 
+def test_a_set_of_few_rows_is_one_slice():
+    assert len(slices_of("test", 100, 10)) == 1
+
+
 def test_scores_are_those_of_one_plain_pass(root):
     server = server_on(plan_of(root, model={"norm": "batch"}, data={"test": 0.25}), root)
     server.run_round(0)

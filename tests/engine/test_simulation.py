@@ -143,3 +143,7 @@ def test_the_timer_of_the_program_that_calls_a_run_is_left_alone(root, tmp_path)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert rung == [1]
+
+
+def test_a_round_that_a_signal_interrupts_ends_before_a_batch_system_kills_it():
+    assert simulation.GRACE_S < 30

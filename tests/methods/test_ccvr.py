@@ -325,6 +325,10 @@ def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
             plan_of(root, methods)
 
 
+def test_a_batch_may_be_one_drawn_feature():
+    assert ccvr(batch_size=1).name == "ccvr"
+
+
 def test_a_number_of_epochs_that_would_not_end_is_refused(root):
     with pytest.raises(ConfigError, match=r"epochs must be in \[0, 100000\], got 10{30}"):
         plan_of(root, [{"ccvr": {"epochs": 10**30}}], data=FEW)

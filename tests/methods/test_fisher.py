@@ -143,6 +143,18 @@ def test_one_client_is_that_client_and_none_leaves_all():
     assert not merged(fishers, updates, torch.zeros(1, dtype=torch.float64)).any()
 
 
+def test_as_in_fed_mammoth_fishers_of_0_give_the_mean():
+    server = SimpleNamespace(
+        layout=LAYOUT,
+        weights={"0.weight": torch.tensor([0.5, 0.5], dtype=torch.float64)},
+        report={"norm": torch.zeros(2)},
+        total=lambda name, weights: torch.zeros(4, dtype=torch.float64),
+    )
+    mean = torch.tensor([1.0, -2.0, 3.0, 0.0])
+    update, _ = fisher(as_in="fed-mammoth").server_update(mean, {}, server)
+    assert torch.allclose(update, mean)
+
+
 @pytest.mark.parametrize(
     ("name", "norm", "options"),
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from methods.attack_data import backdoor, label_flip
-from raysim.core.method import Batch, Crowd, Update
+from raysim.core.method import Batch, Crowd, RunSizes, Update
 from tests.methods.test_attack import STEADY, attacked
 from tests.support.federations import plan_of, server_on
 from tests.twins.federation import Naive, assert_close
@@ -74,6 +74,12 @@ def test_a_boosted_backdoor_multiplies_the_update():
     client = SimpleNamespace(id=BAD, round_index=0, crowd=CROWD, layout=SimpleNamespace(shared=leaves))
     sent = hook(Update(torch.ones(2), 1), client)
     assert (sent.values.tolist(), sent.num_bytes) == ([4, 4], 8)
+
+
+def test_a_patch_has_to_fit_the_shorter_side_of_an_image():
+    sizes = RunSizes(population=10, cohort_size=5, num_rounds=2, num_classes=10, input_shape=(8, 4, 1))
+    assert backdoor(trigger=4).fits(sizes) == ""
+    assert "5 x 5 does not fit" in backdoor(trigger=5).fits(sizes)
 
 
 @pytest.mark.slow

@@ -326,6 +326,10 @@ def test_options_out_of_range_are_one_clear_error(root, options, words):
     assert len(caught.value.faults) == 1
 
 
+def test_a_cohort_of_one_client_may_be_simulated():
+    assert dp(noise_cohort_size=1).name == "dp"
+
+
 def test_a_run_for_an_epsilon_is_the_run_with_its_noise_and_spends_no_more(root):
     sizes = plan_of(root).config
     noise = noise_for(2.0, 1e-5, 3, sizes.cohort_size, sizes.num_clients, "fixed")

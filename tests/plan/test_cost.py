@@ -99,6 +99,20 @@ def test_held_out_rows_are_scored_once_however_many_rounds_are_measured(root, tm
     assert (len(rounds), len(scored)) == (5, 1)  # a first look, to warm up, evaluated, few steps, many steps
 
 
+def test_rounds_are_measured_again_and_again_as_long_as_there_is_time(root, tmp_path, monkeypatch):
+    plan, rounds, run_round = a_plan(root, tmp_path), [], Server.run_round
+
+    def counted(server, index):
+        rounds.append(index)
+        if len(rounds) > 7:
+            raise TimeoutError
+        return run_round(server, index)
+
+    monkeypatch.setattr(Server, "run_round", counted)
+    with pytest.raises(TimeoutError):
+        measured(plan, cost_of(plan), 600.0)
+
+
 @pytest.mark.parametrize(("methods", "scoring_s"), [([], 0.0), (["fedvg"], 0.02)])
 @pytest.mark.parametrize("step_s", [0.5, 40.0])
 def test_a_slow_network_scores_few_rows_and_the_price_is_that_of_all(

@@ -133,6 +133,11 @@ def test_shares_that_no_node_could_give_are_refused_before_ray_starts():
     ]
 
 
+@pytest.mark.parametrize("gpus", [0.5, 1, 2])
+def test_a_fraction_of_a_gpu_and_whole_gpus_are_no_fault(gpus):
+    assert check_resources(resources(gpus_per_trainer=gpus)) == []
+
+
 def test_share_has_the_names_of_ray():
     config = resources(custom={"mig": 1, "accelerator_type:T4": 0.001}, trainers=1)
     taken = resolve_resources(config, [{"CPU": 2, "GPU": 1, "mig": 1, "accelerator_type:T4": 1}])

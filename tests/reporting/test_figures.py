@@ -133,6 +133,15 @@ def test_time_curves_are_interpolated_between_evaluations(tmp_path):
     assert line.get_ydata()[-1] == pytest.approx(100 * (0.4 + middle) / 2)
 
 
+def test_a_cell_has_no_time_curve_if_one_of_its_seeds_recorded_no_times(tmp_path):
+    times = {"time/simulated_s": [3600.0 * (index + 1) for index in range(10)]}
+    fabricate(tmp_path / "a", 0.4, labels=labels_of("FedVG", 0.1, 0), progress=times, time={})
+    fabricate(tmp_path / "b", 0.6, labels=labels_of("FedVG", 0.1, 1), seed=1, time={})
+    fabricate(tmp_path / "c", 0.5, labels=labels_of("FedAvg", 0.1), progress=times, time={})
+    _, made, _ = drawn([tmp_path], {})
+    assert [line.get_label() for axes in made["time_curves"].axes for line in axes.lines] == ["FedAvg"]
+
+
 def test_weights_make_the_balanced_client_bold(tmp_path):
     for norm in ("l1", "l2"):
         labels = {**labels_of("FedVG", 0.05), "norm": norm}

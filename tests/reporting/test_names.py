@@ -330,6 +330,14 @@ def test_a_row_that_some_tables_lack_is_not_ranked_among_the_averages(tmp_path):
     assert [(row, average.n) for row, average in ranked[(0.1,)]] == [("FedAvg", 2), ("FedVG", 2)]
 
 
+def test_where_less_is_better_the_lowest_average_comes_first(tmp_path):
+    for dataset, method in itertools.product(("CIFAR-10", "TinyImageNet"), ("FedAvg", "FedVG")):
+        labels = {"dataset": dataset, "method": method, "alpha": 0.1}
+        fabricate(tmp_path / f"{dataset}-{method}", {"FedAvg": 0.6, "FedVG": 0.4}[method], labels=labels)
+    ranked = best_on_average(make_report([tmp_path], {"columns": ["alpha"], "mode": "min"}).tables)
+    assert [row for row, _ in ranked[(0.1,)]] == ["FedVG", "FedAvg"]
+
+
 def test_runs_without_labels_are_named_in_time_linear_in_their_number(tmp_path, monkeypatch):
     asked = []
     for index in range(12):

@@ -123,6 +123,13 @@ def test_few_seeds_are_said_to_be_too_few(runs, tmp_path):
     assert "| FedVG \\> FedAvg | 0.1250 (n=3) | 0.5000 (n=1) |" in text
 
 
+def test_five_seeds_are_not_said_to_be_too_few(tmp_path):
+    root = sweep(tmp_path / "s", {("FedAvg", 0.1): [0.5] * 5, ("FedVG", 0.1): [0.51, 0.52, 0.53, 0.54, 0.55]})
+    said = " ".join(conclusions(make_report([root], {"against": "fedvg", "columns": ["alpha"]})))
+    assert "p < 0.05" in said
+    assert "fewer than five pairs" not in said
+
+
 def test_no_baseline_beats_fedvg_is_computed_on_runs_as_on_published_means(tmp_path):
     """Section 5.1 of FedVG: no baseline significantly outperforms it."""
     said = conclusions(published_report({"published": ["fedvg_table_A3", "fedvg_table_A4"], "against": "FedVG"}))

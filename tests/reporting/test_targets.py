@@ -33,6 +33,16 @@ def test_simulated_hours_stand_beside_the_other_costs(tmp_path):
     assert [entry.text for entry in entries] == ["4.0", "12.0", "4.0", "2.000"]
 
 
+def test_hours_stand_there_if_one_run_of_the_table_has_a_clock(tmp_path):
+    more = {"comm/up_mb": 1.0, "comm/down_mb": 2.0}
+    hours = {"time/simulated_s": [1800.0 * (index + 1) for index in range(10)]}
+    fabricate(tmp_path / "a", 0.6, labels=labels_of("FedVG", 0.1), progress=more | hours, time={})
+    fabricate(tmp_path / "b", 0.6, labels=labels_of("FedAvg", 0.1), progress=more)
+    (extra,) = make_report([tmp_path], {"target": "45", "columns": ["alpha"]}).extras
+    assert extra.header[-1].endswith(": simulated h")
+    assert [entries[-1].text == "2.000" for name, entries in extra.lines if name == "FedVG"] == [True]
+
+
 def targets(folder):
     for method, best in (("FedAvg", (0.5, 0.52)), ("FedVG", (0.6, 0.4)), ("Slow", (0.2, 0.2))):
         for seed, value in enumerate(best):

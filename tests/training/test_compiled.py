@@ -16,7 +16,7 @@ from raysim.core.layout import layout_of
 from raysim.core.method import Batch
 from raysim.engine.simulation import Stopped
 from raysim.running.runner import execute
-from raysim.training.model import BoundModel
+from raysim.training.model import BoundModel, compiled
 from raysim.training.tasks import cross_entropy
 from tests.support.federations import lora_plan, plan_of, run
 from tests.support.method_cases import ADAPTER_CASES, CNN_CASES
@@ -52,6 +52,14 @@ def test_adapters_with_dropout_in_bfloat16_have_the_same_bits(root, num_graphs):
     compiled = lora_plan(root, ADAPTER_CASES["livar"], model=model, local={**local, "compile": "eager"}, **groups)
     assert run(compiled, root).params_sha256() == expected
     assert num_graphs() == 1
+
+
+def test_no_kernel_is_chosen_by_timing(monkeypatch):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: given.append(options) or forward)
+    monkeypatch.setattr("torch._inductor.list_options", lambda: ["deterministic"])
+    compiled(nn.Linear(2, 2), True, 4, torch.device("cpu"))
+    assert given == [{"options": {"deterministic": True}, "dynamic": False}]
 
 
 def test_a_batch_of_another_size_is_not_compiled(num_graphs):

@@ -151,6 +151,7 @@ def batches_of(transform, *, count=50, batch=8, steps=15, seed=5):
         InputTransform(augmentation=AUGMENTATIONS["cifar"]),
         InputTransform(augmentation=AUGMENTATIONS["livar-vit"], crop=(6, 6)),
         InputTransform(augmentation=AUGMENTATIONS["livar-cub"], resize=(12, 12), crop=(6, 6), mean=(0.5,), std=(0.5,)),
+        InputTransform(function=lambda images, generator: images + torch.rand(1, generator=generator)),
     ],
 )
 def test_augmented_batches_do_not_depend_on_grouping_and_are_the_same_again(transform, monkeypatch):

@@ -89,6 +89,11 @@ def test_regression(outputs):
     assert numbers["r2"] == pytest.approx(theirs.r2_score(truth, got), rel=1e-12)
 
 
+def test_the_loss_of_an_example_in_regression_is_the_mean_over_its_numbers():
+    predictions, targets = drawn(5, 2), drawn(5, 2, seed=1)
+    assert float(REGRESSION.total(predictions, targets)) == pytest.approx(5 * float(F.mse_loss(predictions, targets)))
+
+
 def test_regression_of_constant_targets_has_no_r2():
     numbers = metrics_of(REGRESSION, drawn(200, 1), torch.ones(200, 1))
     assert math.isnan(numbers["r2"])  # scikit-learn writes 0 there, which reads as a mean that is as good as the model

@@ -8,6 +8,7 @@ import pickle
 import re
 import signal
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from raysim.config import read_config
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning import driver
 from raysim.tuning.driver import MOST_LINES, _Watch
-from raysim.tuning.outcome import outcome, ranked
+from raysim.tuning.outcome import Outcome, outcome, ranked
 from tests.support.sweeps import (
     METHODS,
     a_sweep,
@@ -326,6 +327,33 @@ def test_the_line_about_a_failed_trial_says_what_ended_it(error, words, tmp_path
     if error is not None:
         file.write_bytes(cloudpickle.dumps(error.as_instanceof_cause() if isinstance(error, RayTaskError) else error))
     assert re.search(words, driver._error_of(SimpleNamespace(pickled_error_file=str(file))))
+
+
+@pytest.mark.essential
+def test_a_search_hands_out_what_it_adds_but_no_duplicate(monkeypatch):
+    new, twin = (SimpleNamespace(name=name, same_as=same_as) for name, same_as in (("a", ""), ("b", "a")))
+    base = SimpleNamespace(tune=SimpleNamespace(scheduler=None))
+    grown = SimpleNamespace(trials=[twin, new], search=SimpleNamespace(num_left=0), base=base)
+    sweep = SimpleNamespace(trials=[], search=SimpleNamespace(num_left=2), base=base, grown=lambda scores: grown)
+    monkeypatch.setattr(driver, "point_of", lambda trial: trial.name)
+    expected = []
+    source = driver._Source(sweep, [], SimpleNamespace(expect=expected.extend))
+    assert [source.suggest("1"), source.suggest("2")] == ["a", driver.Searcher.FINISHED]
+    assert expected == [new]
+
+
+@pytest.mark.essential
+def test_a_sweep_that_goes_on_counts_what_was_finished_before(root, tmp_path, monkeypatch):
+    watches, sweep = [], a_sweep(root, tmp_path, {"seed": {"grid_search": [0, 1, 2]}})
+    before = {f"seed={seed}": Outcome("unfinished" if seed else "completed", {}) for seed in range(3)}
+    monkeypatch.setattr(driver, "start_sweep", lambda _: before)
+    monkeypatch.setattr(driver, "ray_session", lambda **_: nullcontext())
+    monkeypatch.setattr(driver, "nodes_with_room", lambda *_: [{"CPU": 2.0}])
+    monkeypatch.setattr(driver, "make_ready", lambda *_: None)
+    monkeypatch.setattr(driver, "_tune_all", lambda source, *_: watches.append(source.watch))
+    monkeypatch.setattr(driver, "outcome", lambda *_: None)
+    driver.run_sweep(sweep, Listener(lambda line: None))
+    assert [watch._num_before for watch in watches] == [1]
 
 
 @pytest.mark.slow

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from raysim.base.errors import ConfigError
 from raysim.cli.printing import show_sweep
+from raysim.config import Config
 from raysim.folders.run_folder import RunFolder
 from raysim.tuning import trial as trial_module
-from raysim.tuning.outcome import Outcome, outcome, ranked, write_results
+from raysim.tuning.outcome import Outcome, fill_twins, outcome, ranked, write_results
 from tests.support.sweeps import a_sweep
 
 
@@ -94,3 +96,13 @@ def test_the_last_round_of_a_run_that_ended_early_is_evaluated(root, tmp_path):
     folder.progress.write_text("\n".join(["round,server/accuracy,system/round_s", *rows, ""]))
     folder.mark("COMPLETED", "a target was reached")
     assert outcome(sweep, sweep.trials[0]).score == 0.4
+
+
+@pytest.mark.parametrize("mark", ["COMPLETED", "STOPPED"])
+def test_a_duplicate_ends_as_its_original_did(tmp_path, mark):
+    trials = [SimpleNamespace(name=name, same_as=first, config=Config()) for name, first in (("a", ""), ("b", "a"))]
+    original, duplicate = (RunFolder(tmp_path / trial.name) for trial in trials)
+    original.path.mkdir()
+    original.mark(mark)
+    fill_twins(SimpleNamespace(folder=tmp_path, trials=trials))
+    assert duplicate.status.name == original.status.name == mark.lower()

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from raysim.base.errors import ConfigError
+from raysim.tuning import resources as of
 from raysim.tuning.resources import bundles_of, check_room
 from tests.support.sweeps import a_sweep, run
 
@@ -47,6 +48,16 @@ def test_room_is_judged_node_by_node(root, tmp_path, monkeypatch):
     assert is_refused(two, trainers=1, cpus_per_trainer=5, gpus_per_trainer=0)
     assert is_refused(two, trainers=2, cpus_per_trainer=3, gpus_per_trainer=0)
     assert is_refused([{"CPU": 8.0, "GPU": 2.0}], trainers=3, gpus_per_trainer=0.6)  # no share lies on two GPUs
+
+
+def test_trials_on_a_cluster_that_grows_wait_for_no_gpu_where_there_is_none(root, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(of, "autoscales", lambda: True)
+    monkeypatch.setattr(of, "ray_nodes", lambda: [{"CPU": 1.0}])
+    monkeypatch.setattr(of, "find_room", lambda share, count, **_: asked.append((share, count)))
+    resources = {"backend": "ray", "trainers": 2}
+    of.nodes_with_room(a_sweep(root, tmp_path, {"seed": {"grid_search": [0]}}, resources=resources), print)
+    assert asked == [({"CPU": 1}, 2)]
 
 
 def test_impossible_request_names_the_bundle_within_30_s(root, tmp_path, ray_cluster):

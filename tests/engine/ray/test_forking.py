@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -145,3 +147,25 @@ def test_workers_of_a_local_ray_are_forked(ray_cluster):
     }
     assert "forking.py" in running
     assert not running & {"dashboard.py", "monitor.py", "log_monitor.py"}
+
+
+def test_a_worker_gets_the_three_streams_of_the_process_that_asks(tmp_path):
+    found = []
+
+    def answer():
+        with listener.accept()[0] as connection:
+            size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+            with connection.makefile("rb") as stream:
+                stream.read(int.from_bytes(size, "big"))
+        for stream in streams:
+            found.append(os.path.sameopenfile(stream, len(found)))
+            os.close(stream)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert ask_for_worker([], str(tmp_path / "socket"))
+        thread.join()
+    assert found == [True] * 3

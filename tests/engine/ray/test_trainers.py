@@ -20,7 +20,7 @@ from ray.util import placement_group, remove_placement_group
 
 from raysim.base.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.messages import EvaluationPoint, RoundMessage
-from raysim.engine.ray import room
+from raysim.engine.ray import room, server, slots
 from raysim.engine.ray.pool import LastState, RayPool, _brought
 from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
@@ -221,6 +221,7 @@ def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
     assert np.signbit(ray.get(negative)).tolist() == [True, False]
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(("size", "together"), [(2, [1, 4]), (2**22, [1, 2, 2])])
 def test_sums_of_other_nodes_are_fetched_a_few_at_a_time(size, together, monkeypatch):
     groups = []
@@ -233,6 +234,35 @@ def test_sums_of_other_nodes_are_fetched_a_few_at_a_time(size, together, monkeyp
     total, size_bytes = _brought([1, 2, 4, 8, 16])
     assert groups == together
     assert (total.tolist()[:2], size_bytes) == ([31.0, 31.0], 5 * 8 * size)
+
+
+@pytest.mark.essential
+def test_a_wait_for_trainers_ends_when_it_was_said_to(monkeypatch):
+    def wait(refs, timeout):
+        assert timeout < 1
+        return [], refs
+
+    monkeypatch.setattr(slots, "START_S", 0.05)
+    monkeypatch.setattr(slots.ray, "wait", wait)
+    actor = SimpleNamespace(start=SimpleNamespace(remote=lambda: "its start"))
+    waiting = TrainerSlots(lambda index: actor, 0, patience_s=0.05)
+    waiting.grow(1)
+    with pytest.raises(slots.NoTrainer, match=r"not one of 1 trainers could be started within 0\.05 s"):
+        waiting.wait_for(1)
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize(
+    ("most", "group", "grows"), [(4.0, None, True), (4.0, "a trial's", False), (None, None, False)]
+)
+def test_a_pool_grows_unless_its_number_is_fixed_or_it_lives_in_a_group(monkeypatch, most, group, grows):
+    given = []
+    monkeypatch.setattr(server, "RayPool", lambda *values: given.extend(values))
+    monkeypatch.setattr(server.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(server, "keep_freed_memory", lambda: None)
+    starter = server.TrainerStarter(None, {"CPU": 1}, 1, group=group, most=most)
+    server.ServerActor(print, starter, False, client_timeout_s=None)
+    assert (given[3] is not None) == grows
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):

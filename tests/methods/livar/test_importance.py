@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import pytest
 import torch
 
-from methods.livar.importance import TABLES, layer_coefficients, raw_coefficients, step_importance
+from methods.livar.importance import TABLES, ImportanceCount, layer_coefficients, raw_coefficients, step_importance
+from tests.support.federations import lora_plan
 from tests.twins.livar import ROWS
 
 
@@ -130,3 +133,13 @@ def test_non_finite_importances_are_handled_otherwise_than_in_the_released_code(
 def test_the_importance_of_a_step_by_hand():
     grad, moved = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 1.0, 0.25])
     assert float(step_importance(grad, moved)) == 0.75
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_step_on_a_gradient_that_is_not_finite_counts_nothing(root, value):
+    layout = lora_plan(root).layout
+    start = torch.zeros(layout.num_params)
+    count = ImportanceCount(SimpleNamespace(layout=layout, start=start, params=start))
+    count.open_step(torch.full_like(start, value))
+    count.close_step(start + 1)
+    assert not count.sums.any()
