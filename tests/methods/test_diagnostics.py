@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods import diagnostics as build
+from methods.diagnostics import diagnostics as build
 from methods.diagnostics import effective_rank
 from raysim.base.errors import ConfigError, MethodError
 from raysim.core.method import Method
