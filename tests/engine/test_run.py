@@ -18,6 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from raysim.base.errors import ClientError, RaysimError, RunExists
 from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.sources import prepare
+from raysim.running.runner import execute
 from tests.support.federations import plan_of, run
 from tests.support.runs import a_plan, quietly, rows_of, stopped_after
 
@@ -187,12 +188,10 @@ def test_writing_to_the_shared_start_is_an_error(root, tmp_path, name, words):
 
 @pytest.mark.slow
 def test_serial_trains_with_the_threads_it_was_given(root, tmp_path):
-    before = torch.get_num_threads()
-    try:
-        quietly(a_plan(root, tmp_path, rounds=1, resources={"backend": "serial", "cpus_per_trainer": 2}))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    before, seen = torch.get_num_threads(), []
+    plan = a_plan(root, tmp_path, rounds=1, resources={"backend": "serial", "cpus_per_trainer": 2})
+    execute(plan, on_round=lambda _: seen.append(torch.get_num_threads()))
+    assert (seen, torch.get_num_threads()) == ([2], before)
 
 
 @pytest.mark.slow
