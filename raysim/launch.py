@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from methods import METHODS
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.own_code import named, note_of_values
 from raysim.base.progress import Listener
-from raysim.base.settings import Raw, Settings, Spec
-from raysim.config import Config, parse_config, read_config, unknown, without
+from raysim.base.settings import Raw, Settings
+from raysim.config import Config, read_config
 from raysim.config.counting import value_at
 from raysim.config.overlays import layered
 from raysim.config.sweep import axes_as_written
+from raysim.plan.names import parsed_run
 from raysim.running.results import Run
 
 if TYPE_CHECKING:
@@ -115,17 +115,6 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
     plan = check(raw, source, reads_weights=reads_weights)
     listener.say(rows_line(plan.config, plan.manifest))
     return plan
-
-
-def parsed_run(raw: Settings) -> tuple[Config | None, list[Fault]]:
-    """As `parse_config`, which does not know the names of methods."""
-    config, faults = parse_config(raw)
-    specs = without(raw, faults).get("methods")
-    for index, spec in enumerate(specs if isinstance(specs, list) else []):
-        name = Spec.of(spec).name
-        if ":" not in name and name not in set(METHODS):
-            faults.append(Fault(f"methods[{index}]", unknown(name, METHODS, "method")))
-    return (None if faults else config), faults
 
 
 def _of_other_verbs(config: Config) -> list[Fault]:

@@ -55,11 +55,12 @@ def run(
     import raysim.launch as launch
     from raysim.config import parse_overrides
     from raysim.config.reading import as_file
+    from raysim.plan.names import parsed_run
 
     values = parse_overrides(overrides or [])
     raw, source = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line")
     _note_before(is_scaled)
-    parsed, faults = launch.parsed_run(raw)
+    parsed, faults = parsed_run(raw)
     if print_config:
         import yaml
 
