@@ -77,7 +77,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def unknown(name: str, known: Iterable[str], kind: str) -> str:
-    """What to say of an unknown name, where own code may stand."""
+    """Return the sentence about an unknown name, in whose place `module:function` may stand."""
     return f"unknown {kind} {name!r}. {nearest(name, list(known))}; or module:function for your own"
 
 

@@ -68,13 +68,13 @@ def settle_arithmetic(num_threads: int, device: str) -> None:
         # to run. PyTorch refuses operations without a deterministic form, by name.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set on the module's class
         torch.backends.cudnn.benchmark = False
 
 
 @contextlib.contextmanager
 def arithmetic_kept() -> Iterator[None]:
-    """Restore the settings of `settle_arithmetic` that other code of this process may depend on, at the end of the block."""
+    """Restore PyTorch's number of threads and deterministic mode at the end of the block."""
     threads, is_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
         yield

@@ -9,7 +9,11 @@ from raysim.config import Config, parse_config, unknown, without
 
 
 def parsed_run(raw: Settings) -> tuple[Config | None, list[Fault]]:
-    """As `parse_config`, which does not know the names of methods."""
+    """Parse the configuration of a run, and check the names of methods.
+
+    Returns:
+      (configuration, or None if there are faults; the faults).
+    """
     config, faults = parse_config(raw)
     specs = without(raw, faults).get("methods")
     for index, spec in enumerate(specs if isinstance(specs, list) else []):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -300,33 +301,34 @@ def compiled(
     return lambda inputs: (graph if len(inputs) == batch_size else forward)(inputs)
 
 
-#: Floats that a kernel may read at once.
+#: Floats in the 16 bytes that a kernel reads at once.
 VECTOR = 4
 
 
 def align(layer: nn.Module) -> None:
-    """Give each forward pass of a BatchNorm layer copies of those vectors that start at no multiple of 16 bytes.
+    """Run a BatchNorm layer on copies of its misaligned [channels] vectors: weight, bias, running mean and variance.
 
-    The model's tensors are views into one vector and start at any float. BatchNorm of channels-last images on CUDA reads
-    weight, bias and running statistics 16 bytes at a time and fails elsewhere: "misaligned address".
+    Tensors of a model are views into one vector and start at any float. On CUDA, BatchNorm of channels-last images reads
+    these vectors 16 bytes at a time and fails with "misaligned address" unless a vector starts at a multiple of 16 bytes.
     """
-    views: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+    views: list[tuple[dict[str, Tensor], str, Tensor]] = []
 
     def before(layer: nn.Module, inputs: object) -> None:
         if torch.compiler.is_compiling():  # compiled kernels align for themselves
             return
         for group in (layer._parameters, layer._buffers):
-            for name, view in group.items():
-                if view is not None and view.storage_offset() % VECTOR:
-                    views.append((group, name, view))  # type: ignore[arg-type]  # a parameter is a tensor
-                    group[name] = view.clone()  # type: ignore[assignment]  # likewise
+            tensors = cast("dict[str, Tensor]", group)
+            misaligned = [name for name, view in group.items() if view is not None and view.storage_offset() % VECTOR]
+            views.extend((tensors, name, tensors[name]) for name in misaligned)
+        for tensors, name, view in views:
+            tensors[name] = view.clone()
 
     def after(layer: nn.Module, inputs: object, output: object) -> None:
         with torch.no_grad():
-            for group, name, view in views:
-                if group is layer._buffers and layer.training:
-                    view.copy_(group[name])  # type: ignore[arg-type]  # `before` put it there
-                group[name] = view
+            for tensors, name, view in views:
+                if name in layer._buffers and layer.training:
+                    view.copy_(tensors[name])
+                tensors[name] = view
         views.clear()
 
     layer.register_forward_pre_hook(before)
