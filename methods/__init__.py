@@ -25,13 +25,14 @@ _ENTRIES = {
     "robust_means.centered_clipping robust_means.krum robust_means.bulyan",
     "Robust filters": "robust_filters.norm_bounding robust_filters.clustering robust_filters.clipped_clustering "
     "robust_filters.sign_guard robust_filters.dnc robust_filters.fltrust",
+    "Mixing before a rule": "mixing.nnm mixing.bucketing",
     "Attacks": "attack_data.label_flip attack_data.backdoor attack.sign_flip attack.gaussian attack.additive_noise "
     "attack_omniscient.alie attack_omniscient.ipm attack_omniscient.min_max attack_omniscient.min_sum attack_omniscient.fang",
     "Adapters": "flora ffa_lora",
     "Personal models": "personal fine_tune ditto pfedme apfl per_fedavg fedrep fedrep.fedbabu fedala",
-    "Privacy": "dp local_dp",
+    "Privacy": "dp local_dp dp_sgd",
     "Compression": "compression.top_k compression.random_k compression.qsgd compression.sign compression.sign_majority "
-    "compression.power_sgd",
+    "compression.power_sgd quantised_broadcast",
     "Measures": "diagnostics keep_factors",
 }
 

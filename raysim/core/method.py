@@ -94,10 +94,15 @@ class Outputs(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Message from the server: params [num_params] (the broadcast point) and the fields of a method."""
+    """Message from the server: params [num_params] (the broadcast point) and the fields of a method.
+
+    num_bytes: of the encoded form of the global parameters, which `params` stands for; the update is added to the global
+    parameters then, else to `params`. None: 4 bytes for each shared parameter.
+    """
 
     params: Tensor
     fields: Mapping[str, Value]
+    num_bytes: int | None = None
 
 
 class Update(NamedTuple):
@@ -420,6 +425,7 @@ class Method:
         asynchronous method, in which `cohort.size` clients are at work at a time. None: a round waits for its clients.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
       fits: fits(sizes) -> why the method cannot run with them, in words; empty where it can.
+      wraps: wraps(method) -> the method that runs in place of each method listed after this one.
       is_robust: bounds what attackers do to the model, so that nobody may sum up all updates beside it.
     """
 
@@ -448,6 +454,7 @@ class Method:
     is_phase: bool = False
     is_robust: bool = False
     fits: Callable[[RunSizes], str] | None = None
+    wraps: Callable[[Method], Method] | None = None
 
 
 def require(option: str, value: object, is_right: object, words: str, hint: str = "") -> None:

@@ -62,9 +62,12 @@ class Stack:
     """
 
     def __init__(self, methods: Iterable[Method] = ()):
-        self.methods = tuple(methods)
-        for method in self.methods:
+        self.methods: tuple[Method, ...] = ()
+        for method in methods:
             check_calls(method)
+            for earlier in self.methods:
+                method = earlier.wraps(method) if earlier.wraps is not None else method
+            self.methods = (*self.methods, method)
         self.needs = frozenset(need for method in self.methods for need in method.needs)
         self.arrivals = next((method.arrivals for method in self.methods if method.arrivals), None)
         is_uniform = any(method.base_weights == "uniform" for method in self.methods)
@@ -92,16 +95,18 @@ class Stack:
             if m.init is not None
         }
 
-    def broadcast(self, params: Tensor, states: Mapping[str, State]) -> tuple[Tensor, dict[str, dict[str, Value]]]:
-        """([num_params] to start from, method name -> message fields). params: [num_params], the global parameters."""
-        fields = {}
+    def broadcast(self, params: Tensor, states: Mapping[str, State]) -> Message:
+        """The broadcast point, and the message fields by method name. params: [num_params], the global parameters."""
+        fields: dict[str, Value] = {}
+        num_bytes = None
         for method in self.methods:
             if method.broadcast is not None:
                 sent = method.broadcast(Message(params, {}), states.get(method.name, {}))
                 message = returned(sent, Message, method, "broadcast")
                 params = shaped(message.params, params.shape, method, "broadcast", "as the broadcast point")
                 fields[method.name] = dict(message.fields)
-        return params, fields
+                num_bytes = num_bytes if message.num_bytes is None else message.num_bytes
+        return Message(params, fields, num_bytes)
 
     def client_step(
         self, views: Mapping[str, ClientView], loss: LossFn, gradient_of: Callable[[LossFn], GradFn]
@@ -270,7 +275,7 @@ def chain(name: str, *parts: Method) -> Method:
         name,
         partition=where("partition", stack.partition),
         init=where("init", stack.init),
-        broadcast=where("broadcast", lambda message, state: Message(*stack.broadcast(message.params, state))),
+        broadcast=where("broadcast", lambda message, state: stack.broadcast(message.params, state)),
         begin=where("begin", begin),
         forward=_one_after_another(parts, "forward"),
         loss=_one_after_another(parts, "loss"),

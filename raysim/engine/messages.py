@@ -101,6 +101,7 @@ class RoundMessage:
       fields: method name -> its message fields.
       is_scored: whether the round is evaluated, so that personal models are scored, too.
       overheard: method name -> latecomers' view of the earlier clients; None: not asked yet.
+      params_bytes: of the parameters' encoded form; None: 4 bytes for each shared parameter.
       staleness: rounds from `round_index` to the round that sums the updates.
     """
 
@@ -112,6 +113,7 @@ class RoundMessage:
     is_scored: bool
     overheard: Mapping[str, Packed] | None = None
     staleness: int = 0
+    params_bytes: int | None = None
 
     @property
     def sum_index(self) -> int:
@@ -177,7 +179,9 @@ def bytes_up(reports: Reports, layout: Layout) -> int:
 
 def bytes_down(message: RoundMessage, layout: Layout) -> int:
     """Return the bytes that a client receives, without latecomers' `overheard`."""
-    return layout.shared_bytes + message_bytes(message.fields)
+    params = 4 * sum(leaf.size for leaf in layout.params if leaf.is_shared)
+    encoded = params if message.params_bytes is None else message.params_bytes
+    return layout.shared_bytes - params + encoded + message_bytes(message.fields)
 
 
 @dataclass(frozen=True)

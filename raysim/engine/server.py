@@ -132,7 +132,10 @@ class Server:
         cohort = self._trained(phase, message, start, turn)
         self._commit_memories(cohort)
         trained = self.clock()
-        views = ServerViews(self, cohort, round_index, start)
+        # The update is added to what was broadcast: the global model, unless a method moves the broadcast point (FedACG).
+        # What was encoded for the downlink only stands for the global model.
+        base = start if message.params_bytes is None else self.params
+        views = ServerViews(self, cohort, round_index, start, base)
         weights = self._weigh(phase.stack, views)
         self._apply_weights(phase.stack, views, weights)
         aggregated = self.clock()
@@ -163,7 +166,7 @@ class Server:
     def _broadcast(self, round_index: int, phase_index: int) -> tuple[RoundMessage, Tensor]:
         """The downlink, and the broadcast point [num_params]."""
         # A copy: a hook that wrote to its message would else move the global model.
-        start, fields = self.phases[phase_index].stack.broadcast(self.params.clone(), self.method_state)
+        start, fields, num_bytes = self.phases[phase_index].stack.broadcast(self.params.clone(), self.method_state)
         message = RoundMessage(
             round_index=round_index,
             phase_index=phase_index,
@@ -171,6 +174,7 @@ class Server:
             counters=dict(self.counters),
             fields=pack(fields),
             is_scored=self.sizes.num_test > 0 and self._is_due(round_index),
+            params_bytes=num_bytes,
         )
         return message, start
 
@@ -198,7 +202,7 @@ class Server:
             overheard: dict[str, Mapping[str, Value]] = {}
             if results:
                 others = self._sound(results, round_index)
-                views = ServerViews(self, others, round_index, start)
+                views = ServerViews(self, others, round_index, start, start)
                 weights = views.base_weights(phase.stack)
                 overheard = phase.stack.overhear(lambda method: views.of(method, weights))
                 logged = views.numbers
@@ -252,9 +256,8 @@ class Server:
         update, self.method_state = stack.server_update(
             total[:size].float(), self.method_state, lambda method: views.of(method, weights)
         )
-        # The update is added to what was broadcast: the global model, unless a method claims "broadcast-point" (FedACG).
         buffers = self.buffers + total[size:].float()
-        state = torch.cat([views.start + update, buffers + views.buffer_change])
+        state = torch.cat([views.base + update, buffers + views.buffer_change])
         if not bool(torch.isfinite(state).all()):
             names = [method.name for method in stack.methods if method.server_update or method.weigh]
             text = f"the new global model is not finite (server methods: {', '.join(names) or 'none'})"

@@ -33,7 +33,7 @@ class ServerViews:
     round began with, after it what it ended with.
 
     Attributes:
-      start: [num_params], the broadcast point.
+      start: [num_params], the broadcast point; base: [num_params], what the round's update is added to.
       numbers: what methods logged, by "method/name".
       arrays: likewise by "method.name", with the names of their axes as "method.name:columns" and "method.name:clients".
       buffer_change: [num_state - num_params], what methods add to the buffers beside the weighted sum.
@@ -45,6 +45,7 @@ class ServerViews:
     cohort: Cohort
     round_index: int
     start: Tensor
+    base: Tensor
     numbers: dict[str, float] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     best: tuple[Tensor, Score] | None = None
@@ -134,7 +135,7 @@ class ServerViews:
     def _validation_loss(self, weights: Weights) -> float:
         server, total = self.server, self.cohort.total("update", weights).float()
         size = server.layout.num_params
-        state = torch.cat([self.start + total[:size], server.buffers + total[size:]])
+        state = torch.cat([self.base + total[:size], server.buffers + total[size:]])
         counters = counters_of(self.cohort, server.layout, server.counters)
         score = server.scorer.scores(state, counters, names=["validation"])["validation"]
         if self.best is None or score.loss < self.best[1].loss:

@@ -21,6 +21,7 @@ from raysim.config import Config, ModelGroup, located, parse_config, parse_optio
 from raysim.core.conflicts import conflicts, resources_of
 from raysim.core.layout import Layout
 from raysim.core.method import Method, RunSizes
+from raysim.core.stack import Stack
 from raysim.data.arrow import SetInfo
 from raysim.data.manifest import Manifest
 from raysim.models import ModelSpec, find_architecture, head_of, output_shape, try_model
@@ -108,7 +109,7 @@ def check(
         config.cohort.dropout,
         config.stop.epsilon,
     )
-    for index, method in enumerate(methods):
+    for index, method in enumerate(Stack(methods).methods):
         if method.fits is not None and (text := method.fits(sizes)):
             faults.append(Fault(f"methods[{index}].{method.name}", text))
     refuse(faults, source)

@@ -45,7 +45,7 @@ def test_a_client_without_a_step_has_no_weight(root):
     view = SimpleNamespace(
         is_active=torch.tensor([True, False, True]), num_examples=torch.tensor([10, 50, 30]), clients=torch.arange(3)
     )
-    views = ServerViews(server, SimpleNamespace(), 0, server.params)
+    views = ServerViews(server, SimpleNamespace(), 0, server.params, server.params)
     views.of = lambda name, so_far: view
     for base, expected in ((Stack(), [0.25, 0, 0.75]), (Stack([probe(base_weights="uniform")]), [0.5, 0, 0.5])):
         weights = server._weigh(base, views)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import dp_accounting
+import dp_accounting.pld
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from methods.dp import epsilon_after, noise_for, spending
+from methods.dp import course_of, epsilon_after, losses, noise_for, spending
 from tests.support.federations import plan_of, server_on
 
 
@@ -106,10 +108,33 @@ def test_without_noise_epsilon_is_infinite(root):
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize(("epsilon", "rounds"), [(8.0, 20), (1.0, 5)])
 def test_noise_for_an_epsilon_is_the_least_that_keeps_it(epsilon, rounds, sampling):
-    noise = noise_for(epsilon, 1e-5, rounds, 10, 200, sampling)
+    noise = noise_for("rdp", epsilon, 1e-5, rounds, 10, 200, sampling)
     assert epsilon_after(rounds, spending(noise, 10, 200, sampling), 1e-5) <= epsilon
     assert epsilon_after(rounds, spending(noise - 0.004, 10, 200, sampling), 1e-5) > epsilon
 
 
 def test_noise_for_an_epsilon_of_one_gaussian_release_is_the_librarys():
-    assert noise_for(1.0, 1e-6, 1, 50, 50, "poisson") == pytest.approx(4.530877117, rel=2e-3)  # see above
+    assert noise_for("rdp", 1.0, 1e-6, 1, 50, 50, "poisson") == pytest.approx(4.530877117, rel=2e-3)  # see above
+
+
+@pytest.mark.parametrize(
+    ("noise", "size", "population", "rounds"), [(1.0, 10, 200, 21), (0.8, 5, 100, 60), (4.0, 50, 50, 5)]
+)
+def test_epsilon_by_privacy_losses_is_the_librarys_accountants_at_a_tenth_of_the_bins(noise, size, population, rounds):
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
+    event = dp_accounting.PoissonSampledDpEvent(size / population, dp_accounting.GaussianDpEvent(noise))
+    accountant.compose(event, rounds)
+    found = course_of("pld", 1e-5, noise, size, population, "poisson")
+    assert found(rounds) == pytest.approx(accountant.get_epsilon(1e-5), abs=2e-3)
+    assert found(rounds) < course_of("rdp", 1e-5, noise, size, population, "poisson")(rounds)
+    one, *more = [found(count) for count in range(1, rounds + 1)]  # as asked for in a resumed run, out of order
+    losses.cache_clear()
+    again = course_of("pld", 1e-5, noise, size, population, "poisson")
+    assert [again(count) for count in range(1, rounds + 1)] == [one, *more]
+
+
+def test_noise_by_privacy_losses_is_the_least_that_keeps_an_epsilon_and_less_than_by_divergences():
+    noise = noise_for("pld", 2.0, 1e-5, 20, 10, 200, "poisson")
+    assert course_of("pld", 1e-5, noise, 10, 200, "poisson")(20) <= 2.0 + 1e-6
+    assert course_of("pld", 1e-5, noise - 0.004, 10, 200, "poisson")(20) > 2.0
+    assert noise < noise_for("rdp", 2.0, 1e-5, 20, 10, 200, "poisson") - 0.02

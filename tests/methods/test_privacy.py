@@ -332,7 +332,7 @@ def test_a_cohort_of_one_client_may_be_simulated():
 
 def test_a_run_for_an_epsilon_is_the_run_with_its_noise_and_spends_no_more(root):
     sizes = plan_of(root).config
-    noise = noise_for(2.0, 1e-5, 3, sizes.cohort_size, sizes.num_clients, "fixed")
+    noise = noise_for("rdp", 2.0, 1e-5, 3, sizes.cohort_size, sizes.num_clients, "fixed")
     aimed, given = (plan_of(root, [{"dp": options}], rounds=3) for options in ({"epsilon": 2.0}, {"noise": noise}))
     server = server_on(aimed, root)
     last = [server.run_round(index) for index in range(3)][-1].metrics
@@ -344,7 +344,7 @@ def test_a_run_for_an_epsilon_is_the_run_with_its_noise_and_spends_no_more(root)
 def test_a_run_with_more_rounds_later_keeps_its_noise():
     server = round_of(num_rounds=7)
     _, state = dp(epsilon=8.0).server_update(torch.zeros(10_000), {"clip": 1.0}, server)
-    assert state["noise"] == server.logged["noise"] == noise_for(8.0, 1e-5, 7, 4, 100, "fixed")
+    assert state["noise"] == server.logged["noise"] == noise_for("rdp", 8.0, 1e-5, 7, 4, 100, "fixed")
     longer = round_of(num_rounds=70)
     assert dp(epsilon=8.0).server_update(torch.zeros(10_000), state, longer)[1] == state
     assert longer.logged["noise"] == state["noise"]

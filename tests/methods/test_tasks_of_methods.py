@@ -47,10 +47,11 @@ def folder(tmp_path_factory):
 
 def plan_on(folder, task, spec):
     name = next(iter(spec))
-    needs = METHODS[name](**spec[name]).needs
+    method = METHODS[name](**spec[name])
+    needs, rule = method.needs, ["coordinate_median"] if method.wraps else []
     layer = {"lora": {"rank": 2, "targets": ["1"]}} if "lora" in needs else {}
     groups = FEDERATIONS.get(name, {})
-    return check(task_config(folder, task, [spec], model=layer, rounds=2, **groups), "a test")
+    return check(task_config(folder, task, [spec, *rule], model=layer, rounds=2, **groups), "a test")
 
 
 def server_after(folder, plan):

@@ -244,10 +244,14 @@ SKEWED = {"scheme": "shards", "num_clients": 4}
 NORMED = {"model": {"name": "cnn", "width": 2, "hidden": 4, "norm": "batch"}}
 ADAPTED = {"model": {**LORA_VIT, "dim": 4, "depth": 1, "heads": 1, "lora": {"rank": 2}}}
 NETWORKS = dict.fromkeys(("livar", "flora", "ffa_lora", "keep_factors"), ADAPTED)
-NETWORKS["dp"] = NETWORKS["local_dp"] = {"model": {**NORMED["model"], "norm": "group"}}
+NETWORKS["dp"] = NETWORKS["local_dp"] = NETWORKS["dp_sgd"] = {"model": {**NORMED["model"], "norm": "group"}}
 
 #: Rules that need more clients than the tiny run has.
-VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc")
+VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc", "nnm", "bucketing")
+
+#: Methods that need another one behind them.
+BEHIND = dict.fromkeys(("nnm", "bucketing"), ["coordinate_median"])
+
 FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
 FEDERATIONS |= {name: {"time": {"step_s": {"lognorm": {"s": 1.0}}}} for name in ASYNCHRONOUS}
 FEDERATIONS |= {name: {"partition": {**SKEWED, "num_clients": 6}, "cohort": {"size": 5}} for name in ATTACKS}
@@ -360,7 +364,7 @@ def test_an_option_of_a_method_changes_the_run_or_is_refused(root, method):
             root,
             {
                 **NETWORKS.get(method, NORMED),
-                "methods": [{method: options}],
+                "methods": [{method: options}, *BEHIND.get(method, [])],
                 "local.momentum": 0.5,
                 "partition": SKEWED,
                 **FEDERATIONS.get(method, {}),

@@ -1,0 +1,114 @@
+"""Differentially private local steps: gradients clipped example by example, and noise on their sum."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from methods import local_dp
+from methods.dp import MOST_NOISE, refuse_buffers, require_accounting
+from raysim.base.counting import counts_without
+from raysim.core.layout import Layout
+from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
+
+#: Methods whose loss is a mean over examples, or whose gradients and reports use nothing of the examples beside the noised steps.
+SAFE = local_dp.POST_PROCESSING | frozenset(
+    ["fedprox", "fedacg", "feddyn", "scaffold", "fedrs", "fedlc", "norm_bounding", "clipped_clustering", "sign_guard"]
+)
+
+#: Orders of Renyi divergences: whole ones, which take a sixth of the time, for an epsilon some 2 % higher.
+ORDERS = [*range(2, 64), 72, 80, 96, 128, 192, 256, 384, 512]
+
+
+def dp_sgd(
+    *, clip: float = 1.0, noise: float = 1.0, delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5
+) -> Method:
+    """Clip the gradient of each example, and add Gaussian noise to the sum of a batch, so that what a client sends reveals
+    little about one of its examples.
+
+    Abadi et al. 2016 (arXiv:1607.00133), algorithm 1, in each local step, with S the clip, z the noise and B examples:
+        g = (1/B) (sum_i min(1, S / ||g_i||) g_i + N(0, (z S)^2 I))
+    Neighbours are two data sets of a client, one with one example more than the other. `dp_sgd/epsilon` is the largest
+    epsilon of a client of the round for all its local steps so far, by Renyi divergences of Poisson-sampled batches of the
+    share B / n_k (dp-accounting, the extra `privacy`). Batches here are slices of a random order, as in most
+    implementations, and this epsilon is the usual stand-in for theirs (Chua et al. 2024, arXiv:2403.17673, on the gap).
+    Everything computed from the noised steps is post-processing: robust rules, compression, server steps and `fedvg` may
+    run beside dp_sgd. The numbers of examples are public, as are the records of a simulation.
+
+    A local step computes B gradients one after the other. `train/loss` is the loss of the last example of each batch.
+    Refused beside it: methods that read the examples in another way, or whose loss is no mean over examples; BatchNorm.
+
+    Args:
+      clip: S, largest L2 norm of an example's gradient, > 0.
+      noise: z, standard deviation of the noise in each entry of the sum as a multiple of the clip, >= 0; with 0 epsilon is
+        infinite.
+      delta: delta of (epsilon, delta)-privacy, in (0, 1) and below 1 / n_k.
+    Raises:
+      ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
+    """
+    require("dp_sgd: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
+    require("dp_sgd: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
+    require("dp_sgd: delta", delta, 0 < delta < 1, "in (0, 1)", "1e-5 is common")
+
+    def init(params: Tensor, layout: Layout) -> State:
+        refuse_buffers(layout, "dp_sgd")
+        require_accounting()
+        return {}
+
+    def grads(gradient: GradFn, client: ClientView) -> GradFn:
+        def noised(params: Tensor, batch: Batch) -> Tensor:
+            total = torch.zeros_like(params)
+            for row in range(len(batch.targets)):
+                of_one = gradient(params, Batch(batch.inputs[row : row + 1], batch.targets[row : row + 1]))
+                total += of_one * (clip / torch.linalg.vector_norm(of_one)).clamp(max=1.0)
+            draws = torch.randn(len(total), generator=client.generator).to(total.device)
+            return total.add_(draws, alpha=noise * clip).div_(len(batch.targets))
+
+        return noised
+
+    def report(client: ClientView) -> dict[str, float]:
+        client.memory["num_steps"] = client.memory.get("num_steps", 0) + client.num_steps
+        share = min(1.0, client.batch_size / max(1, client.num_examples))
+        return {"num_steps": client.memory["num_steps"], "share": share}
+
+    def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
+        spent = zip(server.report["share"].tolist(), server.report["num_steps"].tolist(), strict=True)
+        server.log("epsilon", max((epsilon_of(noise, share, int(steps), delta) for share, steps in spent), default=0.0))
+        return update, state
+
+    return Method(
+        "dp_sgd",
+        init=init,
+        grads=grads,
+        report=report,
+        server_update=server_update,
+        excludes={
+            "loss": "its loss would see one example at a time",
+            "grads": "its gradients would have no noise",
+            "report": "clients' reports would reach the server without noise",
+        },
+        trusts=SAFE,
+        needs=frozenset({"client-memory"}),
+    )
+
+
+@lru_cache(maxsize=4096)
+def divergences(noise: float, share: float) -> Any:
+    """Renyi divergences of one step, at `ORDERS`. share: of a client's examples in a batch."""
+    accounting = require_accounting()
+    accountant = accounting.rdp.RdpAccountant(orders=ORDERS)
+    accountant.compose(accounting.PoissonSampledDpEvent(share, accounting.GaussianDpEvent(noise)))
+    return accountant.rdp
+
+
+def epsilon_of(noise: float, share: float, num_steps: int, delta: float) -> float:
+    """Epsilon of a client after so many local steps; else as `divergences`."""
+    if not num_steps:
+        return 0.0
+    if not noise:
+        return math.inf
+    return float(require_accounting().rdp.compute_epsilon(ORDERS, num_steps * divergences(noise, share), delta)[0])
