@@ -226,7 +226,9 @@ def judged(
 
 
 #: Column of progress.csv -> what tables of finished runs call it.
-HEADLINES = {"dp/epsilon": "epsilon", "attack/success": "attack success"}
+HEADLINES = dict.fromkeys(("dp/epsilon", "local_dp/epsilon", "dp_sgd/epsilon"), "epsilon") | {
+    "attack/success": "attack success"
+}
 
 
 def headlines(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:

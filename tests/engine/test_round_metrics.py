@@ -366,7 +366,7 @@ def test_training_loss_is_the_mean_over_all_steps_of_the_kept_clients(root):
     )
     cohort = SimpleNamespace(reports=reports, clients=np.arange(4), is_kept=np.array([True, True, True, False]))
     layout = plan_of(root).layout
-    message = SimpleNamespace(fields={"a": {"v": np.zeros(5)}})
+    message = SimpleNamespace(fields={"a": {"v": np.zeros(5)}}, params_bytes=None)
     found = cohort_metrics(cohort, message, layout, SimpleNamespace(num_test=0))
     size = 4 * layout.num_params
     assert found == pytest.approx(
