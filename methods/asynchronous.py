@@ -10,7 +10,7 @@ from raysim.core.weights import scale
 #: An asynchronous method decides when a round ends; clients that train after all others have no place in it.
 CLAIMS, EXCLUDES = (
     frozenset({"arrivals"}),
-    {"latecomers": "clients arrive one by one, and nobody trains after the others"},
+    {"overhear": "clients arrive one by one, and nobody trains after the others"},
 )
 
 

@@ -74,8 +74,8 @@ def attacked(
     return Method(
         "attack",
         grads=grads if spoil else None,
-        latecomers=(lambda clients, crowd: torch.isin(clients, crowd.drawn(share))) if craft else None,
         overhear=overhear if craft else None,
+        late_share=share,
         outgoing=outgoing if send else None,
         evaluation_override=evaluated,
         fits=run_fits,

@@ -25,7 +25,6 @@ CALLS = {
     "forward": ("operations", "client"),
     "loss": ("loss", "client"),
     "grads": ("gradient", "client"),
-    "latecomers": ("clients", "crowd"),
     "overhear": ("server",),
     "begin": ("client",),
     "own_model": ("client",),

@@ -1,4 +1,4 @@
-"""Methods: frozen records of up to fifteen hooks, and the objects of a round that hooks see.
+"""Methods: frozen records of up to fourteen hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
 None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
@@ -30,10 +30,9 @@ the hook runs only in rounds that are evaluated.
 What `outgoing` returns is what the client sends: it is summed, and reports see the model that it leads to
 (`ClientView.params`). Attacks, compression and a client's own noise are this hook.
 
-Two more hooks let some clients of a cohort train after the others, knowing what the server knows of these (an attacker
-who sees the honest updates). Nothing else may depend on an order among clients.
+One more hook lets a fixed share of all clients, `late_share`, train after the others, knowing what the server knows of these
+(an attacker who sees the honest updates). Nothing else may depend on an order among clients.
 
-| latecomers          | server, before training      | latecomers(clients (K,), Crowd) -> (K,) bool                |
 | overhear            | server, between the two      | overhear(ServerView of the others) -> {name: Value}         |
 
 What `overhear` returns is the latecomers' `overheard`.
@@ -423,6 +422,8 @@ class Method:
         of one method holds for the run; a method that claims weights replaces either.
       arrivals: updates that end a round, while the other clients at work go on with the models that they received: an
         asynchronous method, in which `cohort.size` clients are at work at a time. None: a round waits for its clients.
+      late_share: of all clients, drawn once for the run (`Crowd.drawn`): they train after the others of their round, see
+        `overhear`.
       is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
       fits: fits(sizes) -> why the method cannot run with them, in words; empty where it can.
       wraps: wraps(method) -> the method that runs in place of each method listed after this one.
@@ -437,7 +438,6 @@ class Method:
     forward: Callable[[dict[str, LayerOp], ClientView], dict[str, LayerOp]] | None = None
     loss: Callable[[LossFn, ClientView], LossFn] | None = None
     grads: Callable[[GradFn, ClientView], GradFn] | None = None
-    latecomers: Callable[[Tensor, Crowd], Tensor] | None = None
     overhear: Callable[[ServerView], Mapping[str, Value]] | None = None
     own_model: Callable[[ClientView], Tensor] | None = None
     outgoing: Callable[[Update, ClientView], Update] | None = None
@@ -451,6 +451,7 @@ class Method:
     trusts: frozenset[str] = frozenset()
     base_weights: Literal["examples", "uniform"] = "examples"
     arrivals: int | None = None
+    late_share: float = 0.0
     is_phase: bool = False
     is_robust: bool = False
     fits: Callable[[RunSizes], str] | None = None

@@ -62,12 +62,13 @@ class Stack:
     """
 
     def __init__(self, methods: Iterable[Method] = ()):
-        self.methods: tuple[Method, ...] = ()
+        listed: list[Method] = []
         for method in methods:
             check_calls(method)
-            for earlier in self.methods:
-                method = earlier.wraps(method) if earlier.wraps is not None else method
-            self.methods = (*self.methods, method)
+            for wraps in [each.wraps for each in listed if each.wraps is not None]:
+                method = wraps(method)
+            listed.append(method)
+        self.methods = tuple(listed)
         self.needs = frozenset(need for method in self.methods for need in method.needs)
         self.arrivals = next((method.arrivals for method in self.methods if method.arrivals), None)
         is_uniform = any(method.base_weights == "uniform" for method in self.methods)
@@ -134,9 +135,8 @@ class Stack:
         """(K,) bool: who trains once the others have. clients: (K,) int64. crowd_of(method name) -> all clients."""
         late = torch.zeros(len(clients), dtype=torch.bool)
         for method in self.methods:
-            if method.latecomers is not None:
-                some = method.latecomers(clients, crowd_of(method.name))
-                late = late | shaped(some, late.shape, method, "latecomers").bool()
+            if method.overhear is not None:
+                late |= torch.isin(clients, crowd_of(method.name).drawn(method.late_share))
         return late
 
     def overhear(self, view_of: Callable[[str], ServerView]) -> dict[str, Mapping[str, Value]]:
@@ -280,7 +280,6 @@ def chain(name: str, *parts: Method) -> Method:
         forward=_one_after_another(parts, "forward"),
         loss=_one_after_another(parts, "loss"),
         grads=_one_after_another(parts, "grads"),
-        latecomers=where("latecomers", lambda clients, crowd: stack.latecomers(clients, lambda part: crowd)),
         overhear=where("overhear", lambda view: stack.overhear(lambda part: _server_inside(view, part))),
         own_model=where("own_model", own_model),
         outgoing=where("outgoing", lambda update, view: stack.outgoing(update, _clients_inside(view, parts))),
@@ -296,6 +295,7 @@ def chain(name: str, *parts: Method) -> Method:
         fits=lambda sizes: next(filter(None, (part.fits(sizes) for part in parts if part.fits is not None)), ""),
         base_weights=stack.base_weights,
         arrivals=stack.arrivals,
+        late_share=max((part.late_share for part in parts), default=0.0),  # shares of one crowd lie inside each other
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.base.errors import OwnCodeError, RaysimError
+from raysim.base.errors import RaysimError
 from raysim.core.cohorts import choose_cohort
 from raysim.core.method import Crowd, Method, Update
 from raysim.core.seeding import derive_seed, torch_generator
@@ -204,11 +204,6 @@ def test_the_same_clients_are_drawn_in_every_round():
     assert torch.equal(crowd.drawn(0.2), Crowd(1000, 5).drawn(0.2))
     assert not torch.equal(crowd.drawn(0.2), Crowd(1000, 6).drawn(0.2))
     assert len(crowd.drawn(0.0)) == 0
-
-
-def test_who_waits_must_be_said_for_every_client(root):
-    with pytest.raises(OwnCodeError, match="latecomers"):
-        server_with(root, probe(latecomers=lambda clients, crowd: torch.ones(2))).run_round(0)
 
 
 # --- cohorts of varying size ----------------------------------------------------------------------------------------------

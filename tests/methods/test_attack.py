@@ -15,6 +15,7 @@ from raysim.base.errors import ConfigError
 from raysim.base.options import options_of
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd
+from raysim.core.stack import Stack
 from tests.support.federations import plan_of, server_on, updates_of
 from tests.support.method_cases import ATTACKS
 from tests.twins import attacks as twins
@@ -65,7 +66,7 @@ def test_honest_clients_send_what_they_send_without_attackers(root, plain, name)
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1.0])
 def test_the_share_of_attackers_is_exact(share):
-    late = METHODS["alie"](share=share).latecomers(torch.arange(200), Crowd(200, 7))
+    late = Stack([METHODS["alie"](share=share)]).latecomers(torch.arange(200), lambda name: Crowd(200, 7))
     assert int(late.sum()) == 200 * share
 
 

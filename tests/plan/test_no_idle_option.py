@@ -250,7 +250,7 @@ NETWORKS["dp"] = NETWORKS["local_dp"] = NETWORKS["dp_sgd"] = {"model": {**NORMED
 VOTES = ("trimmed_mean", "krum", "bulyan", "clustering", "sign_guard", "dnc", "nnm", "bucketing")
 
 #: Methods that need another one behind them.
-BEHIND = dict.fromkeys(("nnm", "bucketing"), ["coordinate_median"])
+BEHIND = {"nnm": ["coordinate_median"], "bucketing": ["coordinate_median"]}
 
 FEDERATIONS = {name: {"partition": {**SKEWED, "num_clients": 8}, "cohort": {"size": 8}} for name in VOTES}
 FEDERATIONS |= {name: {"time": {"step_s": {"lognorm": {"s": 1.0}}}} for name in ASYNCHRONOUS}

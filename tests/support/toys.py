@@ -377,9 +377,6 @@ def _ends_worker(block, extra, marker):
 def copies_the_others(*, share: float = 0.4):
     """Some clients send the mean of what the others sent, turned around; they know nothing if there are no others."""
 
-    def latecomers(clients, crowd):
-        return torch.isin(clients, crowd.drawn(share))
-
     def overhear(server):
         return {"mean": server.total("update", server.weights)[: server.layout.num_params].float()}
 
@@ -387,4 +384,4 @@ def copies_the_others(*, share: float = 0.4):
         mean = client.overheard.get("mean")
         return update if mean is None else update._replace(values=-mean)
 
-    return Method("copies_the_others", latecomers=latecomers, overhear=overhear, outgoing=outgoing)
+    return Method("copies_the_others", overhear=overhear, late_share=share, outgoing=outgoing)
