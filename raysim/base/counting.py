@@ -60,7 +60,7 @@ def counts_above(key: str, bound: float) -> Counts:
 
 def counts_given(key: str) -> Counts:
     """The option applies if another setting is given."""
-    return Counts(key, "a value other than null", lambda value, _: value is not None)
+    return Counts(key, "set", lambda value, _: value is not None)
 
 
 def counts_empty(key: str) -> Counts:

@@ -30,8 +30,8 @@ class ResourcesGroup(Group):
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto",
-        "what trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not for methods "
-        "that compute in float64",
+        "device that trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not "
+        "for methods that compute in float64",
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
@@ -47,8 +47,8 @@ class ResourcesGroup(Group):
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
         "seconds without an answer after which a trainer on Ray is ended and its clients go to the remaining trainers; "
-        "auto: 20 times the longest answer so far, at least 60 s, or no limit beside local.compile; a process that stands "
-        "still is ended after 60 s",
+        "auto: 20 times the longest time to an answer so far, and at least 60 s, or no limit beside local.compile; a "
+        "process that stands still is ended after 60 s",
     )
     wait_s: float = key(
         3600.0,
@@ -58,7 +58,7 @@ class ResourcesGroup(Group):
     restarts: int = key(
         3,
         "how often a run resumes automatically from the last checkpoint after losing the server, the server's node or the "
-        "connection to the cluster; in a sweep, the limit holds for each trial that lost the process or the node",
+        "connection to the cluster; in a sweep, how often each trial resumes after losing its process or node",
         ge=0,
     )
 
