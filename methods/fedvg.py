@@ -54,7 +54,7 @@ def fedvg(
 
     Args:
       granularity: number of weights of a client: one for the whole model, one for each tensor ("layer"), or one for
-        each layer block. "auto" (ours) takes in every round the granularity whose aggregated model has the lowest loss
+        each layer block. "auto" (ours) uses in every round the granularity whose aggregated model has the lowest loss
         on the validation set, and logs the choice (0 model, 1 layer, 2 block).
       norm: number by which a client is scored. "l1", "l2": norm of the validation gradient; "spectral": its largest
         singular value, for tensors with two or more axes, reshaped to (first, rest); "update": L2 norm of the client's

@@ -29,7 +29,7 @@ def fedvg_cosine(
 
     Args:
       granularity: number of weights of a client: one for the whole model, each tensor ("layer"), or each layer block.
-        "auto" takes in every round the granularity whose aggregated model has the lowest loss on the validation set.
+        "auto" uses in every round the granularity whose aggregated model has the lowest loss on the validation set.
       leaves: parameters that get these weights and whose cosines are used: all, the classifier ("head"), everything but
         the classifier ("body"), or the adapters of model.lora.
       mix: "replace": these weights alone; "average": the mean of these weights and the weights of the methods listed

@@ -214,8 +214,8 @@ class ReportGroup(Group):
     metric: str | None = key(
         None,
         "number in the tables: a key of summary.json (accuracy: of the last round), or a column of progress.csv (its last "
-        "value; after best:, mean: or mean_last_10pct: the best value, the mean, or the mean over the last 10 % of the "
-        "rounds); null: `tune.metric` of a sweep, accuracy of a run",
+        "value, or with the prefix best:, mean: or mean_last_10pct: its best value, its mean, or its mean over the last "
+        "10 % of the rounds); null: `tune.metric` of a sweep, accuracy of a run",
         counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(

@@ -14,11 +14,11 @@ from raysim.config.keys import Group, Named, group, key, written_as
 class ExternalGroup(Group):
     name: str | None = key(None, "prepared set that the validation set is taken from")
     mapping: str | None = key(
-        None, "YAML file, or a name in configs/mappings: the external set's classes for each class"
+        None, "YAML file, or a name in configs/mappings, that maps each class to classes of the external set"
     )
     unique: bool = key(
         True,
-        "false: 50 images of each class twice, as in FedVG's code",
+        "false: 50 images of each class count twice, as in FedVG's code",
         counts=counts_given("data.validation_set.external.name"),
     )
 
@@ -185,7 +185,7 @@ class PartitionGroup(Group):
 
     scheme: Annotated[
         Spec, written_as(Scheme | Own | Annotated[dict[Own, Settings], Field(min_length=1, max_length=1)])
-    ] = key("dirichlet", "how examples go to clients; joint: a single client has all")
+    ] = key("dirichlet", "how examples are divided among clients; joint: a single client has all examples")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None,
         "with scheme dirichlet: class (null), clients get Dirichlet shares of each class; sample, each example draws its "

@@ -39,7 +39,9 @@ class ResourcesGroup(Group):
     cpus_per_trainer: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = key(
         "auto", "cores and threads of a trainer, also in a serial run; auto: 1"
     )
-    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPUs of a trainer, or part of one")
+    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key(
+        "auto", "number of GPUs of a trainer; below 1: a part of one GPU"
+    )
     custom: dict[str, Annotated[float, Field(gt=0)]] = key(
         {},
         "further resources of a trainer, by Ray's names: {mig_1g_10gb: 1}, or for a type of GPU {'accelerator_type:A100': 0.001}",
@@ -110,6 +112,7 @@ class TimeGroup(Group):
     deadline_s: float | None = key(None, "seconds after which a round ends; later updates are lost", gt=0)
     over_selection: float = key(
         1.0,
-        "factor on the clients that begin a round; the round ends when updates fill the cohort, later updates are lost",
+        "factor by which more clients begin a round than the cohort has; the round ends when the first updates fill the "
+        "cohort, and later updates are lost",
         ge=1,
     )
