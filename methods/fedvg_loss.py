@@ -36,8 +36,8 @@ def fedvg_loss(
         code uses "train".
       every: n: clients are scored in every n-th round, from the first round on. In the other rounds, a client keeps its
         last score (the metric `scored` is the number of scored clients).
-      as_in: "release" needs data.validation_set.order: client, the order in which the released code scores the
-        validation rows.
+      as_in: "release" requires data.validation_set.order: client, the order in which the released code scores the
+        validation rows, and changes nothing else.
       eps: the constant of eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite loss, gets weight 0; if no client is left, the global
     model stays.

@@ -47,7 +47,8 @@ def scaffold(
 
     Args:
       server_lr: server learning rate, > 0; 1 in the paper's experiments and in FedVG's tables.
-      option: update of c_i. "ii" is used in the paper's experiments; "i" costs one more pass over the local data.
+      option: update of a client's control variate. "ii" is used in the paper's experiments; "i" costs one more pass
+        over the local data.
       as_in: "fl-bench": the rule behind FedVG's tables, needs option ii; "niid-bench": participants are averaged by
         their numbers of examples.
     Raises:

@@ -417,7 +417,7 @@ class Method:
         the validation rows), "sgd", "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A
         and B of each adapter are trained and shared).
       excludes: hook, "is_phase" or "is_robust" -> the reason why no other method of the run may have this hook or
-        property; methods named in `trusts` may.
+        property; methods named in `trusts` may have it.
       base_weights: weights with which the `weigh` hooks start: shares of the examples, or equal weights. If one method
         has "uniform", the whole run starts with equal weights; a method that claims weights replaces the starting
         weights.

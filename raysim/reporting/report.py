@@ -53,7 +53,11 @@ class Report:
 
     @classmethod
     def write(cls, runs: Sequence[Path], folder: Path, settings: Mapping[str, object]) -> Report:
-        """Write the report of some run directories to a folder. Raises ConfigError and DataError as `make_report`."""
+        """Write the report of some run directories to a folder.
+
+        Raises:
+          ConfigError, DataError: in the same cases as `make_report`.
+        """
         contents = make_report(runs, settings, source="the call")
         text = write(contents, folder).read_text()
         pictures = sorted((folder / "figures").glob("*.png"))

@@ -115,7 +115,7 @@ class Run:
         """Return the arrays that methods logged under a name: round -> values.
 
         Arrays with one or two axes are DataFrames: a row for each client of the cohort, by its id, and the columns as the
-        method named them (FedVG's norms: layer blocks).
+        method named them (FedVG's norms: one column per tensor).
 
         Raises:
           KeyError: no array of this name was logged; the error lists the names that were logged.
@@ -252,8 +252,7 @@ class Runs(Sequence[Run]):
 
         Args:
           metric: a column of progress.csv, or a number of summary.json.
-          mode: which values are better, "max" or "min"; None: decided by the name of the metric, such as "min" for
-            losses.
+          mode: which values are better, "max" or "min"; None: as the metric declares, such as "min" for losses.
         Raises:
           DataError: no completed run recorded the metric.
         """
