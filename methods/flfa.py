@@ -61,8 +61,8 @@ def flfa(
       candidates: layers that may be selected: all linear and convolution layers; "pointwise": 1x1 convolutions and the
         classifier only; or paths of layers.
       first_layer: whether the first linear or convolution layer of the model is a candidate.
-      strategy: layers to select by S_l. "auto" decides once, after the first round: the lowest if S is skewed to the
-        right (its bulk lies at the low end), otherwise the highest.
+      strategy: which layers are selected by S_l: those with the lowest or the highest value. "auto" decides once, after
+        the first round: the lowest if S is skewed to the right (its bulk lies at the low end), otherwise the highest.
       scale: rescaling of the feedback to the norm of the local weight: "layer", one factor for each layer; "none", no
         rescaling (FLFA†).
       feedback: tensor of the feedback. "round": W^r; "random" (FLFA*): a fixed tensor from the layer's default
