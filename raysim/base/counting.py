@@ -36,7 +36,7 @@ class Counts:
     @property
     def condition(self) -> str:
         """When the option applies: "norm group"."""
-        return " or ".join(f"{each.key} {each.words}" for each in (self, *self.others))
+        return ", or with ".join(f"{each.key} {each.words}" for each in (self, *self.others))
 
     def reason(self, value: object) -> str:
         """Why an option has no effect where the deciding setting has this value."""
