@@ -271,7 +271,7 @@ def load(folder: str | Path) -> Run | Runs:
     """Load a run directory as a `Run`, or a folder of runs, for example of a sweep, as `Runs`.
 
     Args:
-      folder: a folder, or a URI such as s3://bucket/runs/a; of a URI, a local copy is read.
+      folder: a folder, or a URI such as s3://bucket/runs/a; for a URI, a local copy is read.
     Raises:
       DataError: no such folder, or no run in it; the URI cannot be read.
     """
