@@ -242,7 +242,7 @@ def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Ca
 
     "residual" (FedVG, section on granularity): each residual or encoder block, the head, and "stem" for all the rest:
     first convolution, class token, embeddings, final normalisation. A convolution behind the blocks in the same sequence
-    is a block (MobileNetV2's last), and so is what a stage holds beside its blocks (ConvNeXt's down-sampling).
+    is a block (MobileNetV2's last). The layers of a stage beside its blocks are a block, too (ConvNeXt's down-sampling).
     "stage" (FedVG's released code): each sequence of such blocks, unless the model has only one.
     "width": neighbouring blocks of one output width, named after the last of them: the stages of networks that are one
     long sequence (MobileNetV2's ten of FLFA, table 13). A model without such blocks has one block per layer.
