@@ -98,8 +98,8 @@ def min_sum(
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       direction: p: the negative standard deviation ("std"), -mean / ||mean|| ("unit"), or -sign(mean) ("sign").
-      as_in: bound of the squared distances: the largest sum of an honest update (null, the paper), or the smallest
-        ("release", the authors' notebooks).
+      as_in: bound of the sum of squared distances: the largest such sum of an honest update (null, the paper), or the
+        smallest ("release", the authors' notebooks).
     Raises:
       ValueError: an option outside of its range.
     """

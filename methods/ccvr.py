@@ -44,8 +44,8 @@ def ccvr(
 
     Args:
       num_samples: features drawn per class (the paper's number depends on the data; 200 in FL-bench).
-      epochs: epochs of the SGD that trains the head, over the drawn features; 0: the head stays. The defaults of this
-        SGD are those of fed-mammoth.
+      epochs: epochs of the SGD that trains the head, over the drawn features; 0: the head does not change. The default
+        values of this option and of lr, momentum and batch_size are fed-mammoth's.
       lr: learning rate of the SGD that trains the head.
       momentum: momentum of the SGD that trains the head.
       batch_size: features in a step of the SGD that trains the head.

@@ -16,7 +16,7 @@ def ditto(*, lam: float = 1.0, epochs: float | None = None) -> Method:
 
     Args:
       lam: strength of the pull, >= 0. 0: each client trains alone; the paper selects from {0.1, 1, 2}.
-      epochs: local epochs of the personal model, > 0; null: as the global model.
+      epochs: local epochs of the personal model, > 0; null: as many as the global model has.
     Raises:
       ValueError: lam < 0, or epochs <= 0.
     """

@@ -91,8 +91,8 @@ def dp(
       noise_cohort_size: cohort size for noise and epsilon, to simulate a large cohort with few clients (pfl-research,
         arXiv:2404.06430): the noise of the mean is z S / noise_cohort_size. null: cohort.size.
       accountant: how epsilon is computed; pld needs cohort.sampling poisson and some 0.03 s a round.
-      trust: methods that may run beside dp although dp would refuse them. Epsilon then holds only if their view of the
-        clients is protected otherwise.
+      trust: methods that may run beside dp although dp would refuse them. Epsilon then holds only if these methods
+        learn nothing about the clients, or if what they learn is protected in another way.
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """

@@ -34,10 +34,10 @@ def elastic(
 
     Args:
       tau: factor of the most sensitive element, >= 0; the least sensitive has 1 + tau. The paper and FedVG's tables use 0.5.
-      mu: memory of the average over batches, in [0, 1); 0.95 in the paper and in FedVG's tables.
+      mu: decay of the running average over batches, in [0, 1); 0.95 in the paper and in FedVG's tables.
       sample_ratio: share of the local examples on which Omega is computed, in (0, 1], drawn again in every round.
         FedVG's tables use 0.3, which costs less than a third of a local epoch.
-      as_in: "fl-bench" takes the rule behind FedVG's tables, tensor by tensor.
+      as_in: "fl-bench": the rule behind FedVG's tables, with the sensitivity of whole tensors instead of elements.
     Raises:
       ValueError: a value out of range.
       MethodError: another method's weights are linear maps, or one per row beside as_in.

@@ -33,8 +33,8 @@ def fedavgm(
     Args:
       beta: momentum, 0 <= beta < 1; 0 with server_lr 1 is FedAvg.
       server_lr: factor of the step, > 0.
-      form: which of the three rules above.
-      as_in: "fl-bench" sets form.
+      form: one of the three forms in the table above.
+      as_in: "fl-bench": the rule behind FedVG's tables, which is nesterov, for BatchNorm statistics as well.
     Raises:
       ValueError: beta or server_lr out of range.
     """

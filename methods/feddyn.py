@@ -43,11 +43,12 @@ def feddyn(
 
     Args:
       alpha: strength of both terms, >= 0. The authors use 0.01 on CIFAR-10, FedVG 0.1.
-      max_grad_norm: > 0: clip the gradient of loss and linear part, g(y) + alpha (h_k - s), to this L2 norm and add
-        alpha y afterwards, like weight decay, as in the authors' code, which uses 10. null: no clipping.
-      weights: weights of the mean over participants: "uniform", 1/K; "examples", n_k/N, as FedVG's paper describes
-        FedDyn (section 3.2.3).
-      as_in: "fl-bench" takes the rule behind FedVG's tables, and sets weights.
+      max_grad_norm: largest L2 norm, > 0, of the gradient of loss and linear part, g(y) + alpha (h_k - s); a larger
+        gradient is scaled down, and alpha y is added afterwards, like weight decay. The authors' code does so with 10.
+        null: no clipping.
+      weights: weights of the mean over participants: "uniform", 1/K; "examples", shares of the examples, as FedVG's
+        paper describes FedDyn (section 3.2.3).
+      as_in: "fl-bench": the rule behind FedVG's tables, with weights by examples and without the quadratic term.
     Raises:
       ValueError: alpha or max_grad_norm out of range.
     """

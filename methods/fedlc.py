@@ -24,7 +24,7 @@ def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable") ->
 
     Args:
       tau: size of the margin, >= 0; 0 is plain cross-entropy (usable). Public codes use 1 and 0.1.
-      form: which of the two losses above.
+      form: one of the two losses in the table above.
     Raises:
       ValueError: tau < 0.
     """

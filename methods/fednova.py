@@ -21,9 +21,10 @@ def fednova(*, mu: float = 0.0) -> Method:
     The authors' slow momentum gmf is `fedavgm` with that beta, as long as local.lr does not decay.
 
     Args:
-      mu: mu of `fedprox`, if fedprox is listed too: every step then shrinks the earlier steps by 1 - lr mu, and tau_eff
-        becomes sum_k p_k K_k, as in the authors' code. With momentum, prox and momentum act on one recursion; the
-        authors' code applies both rules one after the other.
+      mu: mu of `fedprox`, if fedprox is listed too: every step then shrinks the earlier steps by 1 - lr mu, and the
+        factor of the sum becomes sum_k p_k K_k, as in the authors' code. With momentum, tau_k is computed from steps
+        that are changed by the pull and by momentum at once; the authors' code applies the rule for the pull and the
+        rule for momentum one after the other.
     Raises:
       ValueError: mu < 0.
       MethodError: another method's weight is a linear map (regmean).

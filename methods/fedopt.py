@@ -26,11 +26,12 @@ def fedadam(
     not.
 
     Args:
-      server_lr: > 0, about the size of a step of one parameter where sqrt(v) is well above tau. 0.01 is a careful
-        start; the paper tunes it for every task.
+      server_lr: server learning rate, > 0: about the size of a step of one parameter where sqrt(v) is well above tau.
+        0.01 is a cautious start; the paper tunes it for every task.
       beta1: decay of m, in [0, 1); 0.9 in the paper.
       beta2: decay of v, in [0, 1); 0.99 in the paper.
-      tau: > 0, added to sqrt(v): steps have equal size where |Δ| is well above tau, and follow Δ where it is below.
+      tau: constant, > 0, added to sqrt(v): steps of all parameters have about equal size where |Δ| is well above tau,
+        and are proportional to Δ where |Δ| is well below tau.
       init_v: v at the start, >= 0; 0 in the paper's experiments, though Algorithm 2 asks for at least tau^2.
     Raises:
       ValueError: a value out of range.
@@ -52,10 +53,11 @@ def fedyogi(
     With init_v 0 the first round is fedadam's. Errors as in `fedadam`.
 
     Args:
-      server_lr: > 0, size of a step where sqrt(v) is well above tau.
+      server_lr: server learning rate, > 0: the size of a step where sqrt(v) is well above tau.
       beta1: decay of m, in [0, 1).
       beta2: decay of v, in [0, 1).
-      tau: > 0, added to sqrt(v): steps have equal size where |Δ| is well above tau, and follow Δ where it is below.
+      tau: constant, > 0, added to sqrt(v): steps of all parameters have about equal size where |Δ| is well above tau,
+        and are proportional to Δ where |Δ| is well below tau.
       init_v: v at the start, >= 0.
     """
 
@@ -73,9 +75,11 @@ def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3
     Errors as in `fedadam`.
 
     Args:
-      server_lr: > 0, size of the first step where sqrt(v) is well above tau. v only grows, so later steps shrink.
+      server_lr: server learning rate, > 0: the size of the first step where sqrt(v) is well above tau. v only grows, so
+        later steps are smaller.
       beta1: decay of m, in [0, 1); 0 (no momentum) in the paper's experiments.
-      tau: > 0, added to sqrt(v): steps have equal size where |Δ| is well above tau, and follow Δ where it is below.
+      tau: constant, > 0, added to sqrt(v): steps of all parameters have about equal size where |Δ| is well above tau,
+        and are proportional to Δ where |Δ| is well below tau.
       init_v: v at the start, >= 0.
     """
     return _fedopt("fedadagrad", torch.add, server_lr, beta1, 0.0, tau, init_v)

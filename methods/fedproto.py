@@ -42,14 +42,16 @@ def fedproto(
 
     Args:
       strength: strength of the pull to the prototypes, >= 0; 1 in the released code, 0.1 in LIVAR's baseline.
-      share: "nothing": the original, in which every client keeps its own model, scored by `clients/personal_accuracy_*`
-        (`clients/expected_personal_accuracy_*` if clients have no test rows), while the global model of `server/*`
-        stays at its initial values. "weights": models are averaged as well, as in LIVAR's comparison.
-      prototypes: means over the clients that hold the class (the released code), or over all their examples (the paper).
-      as_in: "fed-mammoth", LIVAR's baseline: the distance of the mean feature of each class of a batch to its
-        prototype, summed over classes; prototypes over examples; uniform aggregation weights. The code fails at a class
-        without a prototype, where raysim adds nothing. Its prototypes are features of pixels that were not normalised,
-        unlike the features that they pull.
+      share: what the clients share beside prototypes. "nothing": the original, in which every client keeps its own
+        model, scored by `clients/personal_accuracy_*` (`clients/expected_personal_accuracy_*` if clients have no test
+        rows), while the global model of `server/*` stays at its initial values. "weights": models are averaged as well,
+        as in LIVAR's comparison.
+      prototypes: the prototype of a class is the mean of the mean features of the clients that hold the class
+        ("clients", the released code), or the mean over all examples of the class ("examples", the paper).
+      as_in: "fed-mammoth", LIVAR's baseline: the loss gains strength times the distance of the mean feature of each
+        class of a batch to its prototype, summed over classes; prototypes over examples; uniform aggregation weights.
+        The code fails at a class without a prototype; raysim adds nothing to the loss for such a class. Its prototypes
+        are features of pixels that were not normalised, unlike the features that they pull.
     Degenerate cases: clients without a step do not count in prototypes.
     Raises:
       ValueError: strength < 0; or, when the run starts, a model without a trained head.

@@ -20,7 +20,7 @@ def fedrep(*, head_epochs: float = 10.0) -> Method:
     steps of the run, which train the body; in these the classifier has gradient 0, and weight decay alone moves it.
 
     Args:
-      head_epochs: local epochs of the classifier, > 0; the paper takes 10, and 1 of the body.
+      head_epochs: local epochs of the classifier, > 0; the paper takes 10, and 1 epoch of the body.
     Raises:
       ValueError: head_epochs <= 0.
     """

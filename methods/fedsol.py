@@ -30,7 +30,7 @@ def fedsol(*, rho: float = 1.0, form: Literal["fixed", "adaptive"] = "fixed", te
 
     Args:
       rho: length of the perturbation, >= 0. The released configurations use 1.
-      form: the two forms of the released code.
+      form: one of the two perturbations in the table above, both from the released code.
       temperature: T of the distillation, > 0.
     Raises:
       ValueError: rho < 0 or temperature <= 0.

@@ -54,26 +54,28 @@ def fedvg(
 
     Args:
       granularity: number of weights of a client: one for the whole model, one for each tensor ("layer"), or one for
-        each layer block. "auto" (ours) takes in every round the granularity whose aggregated model has the lowest loss
+        each layer block. "auto" (ours) uses in every round the granularity whose aggregated model has the lowest loss
         on the validation set, and logs the choice (0 model, 1 layer, 2 block).
-      norm: "l1", "l2"; "spectral": largest singular value of tensors with two or more axes, reshaped to (first, rest);
-        "update": L2 norm of the client's update instead of a gradient (the paper's "delta"; needs no data);
-        "update-l1": L1 norm of the update. The paper does not state the norm inside "delta".
+      norm: number by which a client is scored. "l1", "l2": norm of the validation gradient; "spectral": its largest
+        singular value, for tensors with two or more axes, reshaped to (first, rest); "update": L2 norm of the client's
+        update instead of a gradient (the paper's "delta"; needs no data); "update-l1": L1 norm of the update. The paper
+        does not state the norm inside "delta".
       leaves: parameters that get these weights and whose norms are used: all, the classifier ("head"), everything but
-        the classifier ("body"), or the adapters of model.lora. All other parameters keep the weights of another method,
-        such as LIVAR's components: head beside leaves: adapters.
-      mix: "average": the mean of these weights and n_k/N (the paper's FedAvg + FedVG).
+        the classifier ("body"), or the adapters of model.lora. All other parameters keep their weights, for example of
+        a second method: `livar` with `components: head` beside `leaves: adapters`.
+      mix: "replace": these weights alone; "average": the mean of these weights and the weights of the methods listed
+        before, by default the clients' shares of the examples (the paper's FedAvg + FedVG).
       val_mode: mode of the network while scoring, which changes the scores of networks with BatchNorm. The released
         code uses "train". With BatchNorm or dropout in train mode, scoring uses the clients' batch size, as the
         released code does; otherwise it uses larger batches, which are faster and change the sum of the gradients only
         by rounding.
-      every: score every n-th round, from the first on. In between, a client keeps its last score, and only clients
-        without a score are scored (`scored` logs how many). Where few clients take part in a round, last scores are
-        old, and accuracy suffers.
+      every: n: clients are scored in every n-th round, from the first round on. In the other rounds, a client keeps its
+        last score, and only clients without a score are scored (the metric `scored` is their number). If few clients
+        take part in a round, last scores are old, and accuracy suffers.
       one_axis: replacement for the spectral norm of a tensor with one axis: the weight of the tensor's layer block, or
         the tensor's L2 norm.
-      as_in: "release" sets the weight of buffers and one_axis as the released code has them. With a norm of
-        the gradient, data.validation_set.order must be client, the released order of the validation rows.
+      as_in: "release" sets one_axis and the weight of buffers as in the released code. If norm is a norm of the
+        gradient, data.validation_set.order must be client, the order of the released code.
       eps: the constant in eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
     global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have

@@ -29,10 +29,11 @@ def fedvg_cosine(
 
     Args:
       granularity: number of weights of a client: one for the whole model, each tensor ("layer"), or each layer block.
-        "auto" takes in every round the granularity whose aggregated model has the lowest loss on the validation set.
+        "auto" uses in every round the granularity whose aggregated model has the lowest loss on the validation set.
       leaves: parameters that get these weights and whose cosines are used: all, the classifier ("head"), everything but
         the classifier ("body"), or the adapters of model.lora.
-      mix: "average" takes the mean of these weights and the weights of the methods before, n_k/N by default.
+      mix: "replace": these weights alone; "average": the mean of these weights and the weights of the methods listed
+        before, by default the clients' shares of the examples.
       val_mode: mode of the network while the gradient is taken, which changes the gradient of networks with BatchNorm.
     Degenerate cases: an update, or a gradient, of 0 has cosine 0; where no client's cosine is above 0, those leaves keep
     the weights given. The number of clients whose cosine over all leaves is above 0 is logged (`agreeing`).

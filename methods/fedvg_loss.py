@@ -30,12 +30,14 @@ def fedvg_loss(
     Args:
       leaves: parameters that get these weights: all, the classifier ("head"), everything but the classifier ("body"),
         or the adapters of model.lora.
-      mix: "average" takes the mean of these weights and the weights of the methods before, n_k/N by default.
+      mix: "replace": these weights alone; "average": the mean of these weights and the weights of the methods listed
+        before, by default the clients' shares of the examples.
       val_mode: mode of the network while scoring, which changes the scores of networks with BatchNorm. The released
         code uses "train".
-      every: score every n-th round, from the first on. In between, a client keeps its last score (`scored` logs how
-        many were scored).
-      as_in: "release" scores the validation rows client by client (data.validation_set.order: client).
+      every: n: clients are scored in every n-th round, from the first round on. In the other rounds, a client keeps its
+        last score (the metric `scored` is the number of scored clients).
+      as_in: "release" requires data.validation_set.order: client, the order in which the released code scores the
+        validation rows, and changes nothing else.
       eps: the constant of eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite loss, gets weight 0; if no client is left, the global
     model stays.

@@ -36,10 +36,11 @@ def fisher(
     F_k and F_k * update_k, whose exact sums are divided. Buffers are averaged with the weights given.
 
     Args:
-      num_examples: largest number of local examples; the first ones are used.
-      as_in: "fed-mammoth", LIVAR's baseline: gradients of the true label, times its probability, summed instead of
-        averaged over all examples, plus 1e-12, not normalised, with uniform a_k. The code takes gradients at pixels
-        that were not normalised, unlike the inputs of training; raysim takes the model's own inputs.
+      num_examples: largest number of local examples from which F_k is computed; the first ones are used.
+      as_in: "fed-mammoth", LIVAR's baseline: F_k is made of gradients of the true label times the label's probability,
+        is summed over all examples instead of averaged, has 1e-12 added, and is not normalised; a_k is uniform. The
+        code takes gradients at pixels that were not normalised, unlike the inputs of training; raysim takes the model's
+        own inputs.
     Degenerate cases: clients of weight 0 do not count; without any other, all stays.
     Raises:
       ValueError: num_examples < 1.

@@ -61,9 +61,10 @@ def flfa(
       candidates: layers that may be selected: all linear and convolution layers; "pointwise": 1x1 convolutions and the
         classifier only; or paths of layers.
       first_layer: whether the first linear or convolution layer of the model is a candidate.
-      strategy: layers to select by S_l. "auto" decides once, after the first round: the lowest if S is skewed to the
-        right (its bulk lies at the low end), otherwise the highest.
-      scale: rescaling of the feedback to the weight's norm: one factor for each layer, or "none" (FLFA†).
+      strategy: which layers are selected by S_l: those with the lowest or the highest value. "auto" decides once, after
+        the first round: the lowest if S is skewed to the right (its bulk lies at the low end), otherwise the highest.
+      scale: rescaling of the feedback to the norm of the local weight: "layer", one factor for each layer; "none", no
+        rescaling (FLFA†).
       feedback: tensor of the feedback. "round": W^r; "random" (FLFA*): a fixed tensor from the layer's default
         initialiser, the same on all clients; "resampled": a new random tensor in every round; "direct" (table 4's DFA):
         the layer's input gets the output error through a fixed random matrix, as in `dfa`, instead of the error that comes down

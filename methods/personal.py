@@ -19,7 +19,7 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
       layers: layers kept at the clients. "all": nothing is shared (local-only training); "head": the classifier
         (FedPer, Arivazhagan et al. 2019, arXiv:1912.00818); "norm": all normalisation layers with BatchNorm's running
         statistics (FedBN, Li et al. 2021, ICLR, arXiv:2102.07623); or shell patterns of the paths of tensors, layers or
-        blocks: ["conv1", "conv2"] of a small network is LG-FedAvg (Liang et al. 2020, arXiv:2001.01523), ["*.lora_B"]
+        blocks: ["conv1", "conv2"] in a small network is LG-FedAvg (Liang et al. 2020, arXiv:2001.01523), ["*.lora_B"]
         shares A alone.
     `clients/personal_accuracy_*`, on test rows of the clients' own, or `clients/expected_personal_accuracy_*`, on the test set by
     each client's mix of classes and domains, are the numbers of these methods. They score, for the clients of the round

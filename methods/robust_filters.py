@@ -28,8 +28,8 @@ def norm_bounding(*, bound: float | None = None) -> Method:
     (`bounded`).
 
     Args:
-      bound: > 0, in units of the update. null: the median of the norms of the round; fewer than half of the clients
-        cannot move this bound beyond the norms of the others.
+      bound: b, largest norm of an update, > 0. null: the median of the norms in the round; fewer than half of the
+        clients cannot move this bound beyond the norms of the others.
     Raises:
       ValueError: bound <= 0.
     """
@@ -164,8 +164,8 @@ def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_00
     Args:
       attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
       iterations: number of times that clients are left out, >= 1.
-      coordinates: > 0, average number of parameters in the sample, each drawn independently; all, if the model has
-        fewer.
+      coordinates: average number of parameters in the sample, > 0; each parameter is drawn independently. A model with
+        fewer parameters is used as a whole.
     Raises:
       ValueError: an option out of range.
       MethodError: in a round, so few clients that all would be left out.

@@ -68,7 +68,8 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
     Degenerate cases: one client is its own median; clients without a step have weight 0; if nobody took one, all stays.
 
     Args:
-      iterations: >= 1. The paper needs a secure sum for each iteration and stops after a few.
+      iterations: number of Weiszfeld steps, >= 1. The paper needs a secure sum for each step, and stops after a few
+        steps.
       smoothing: nu > 0, the distance below which clients have equal weight, in units of the update; 1e-6 in the paper.
     Raises:
       ValueError: an option out of range.
@@ -98,9 +99,9 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     nobody took one, the model stays, and so does v.
 
     Args:
-      tau: > 0, in units of the update: well below the distance of attackers, and not below the distance of honest
-        clients.
-      iterations: >= 1; 1 in the paper's experiments.
+      tau: clipping length, > 0, in units of the update. Choose tau well below the distance of attackers from v, and not
+        below the distance of honest clients.
+      iterations: number of repetitions of the rule, >= 1; 1 in the paper's experiments.
     Raises:
       ValueError: an option out of range.
     """

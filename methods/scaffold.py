@@ -46,9 +46,11 @@ def scaffold(
     of a random network, which cancel only if every client takes part in every round.
 
     Args:
-      server_lr: step of the server, > 0; 1 in the paper's experiments and in FedVG's tables.
-      option: update of c_i. "ii" is used in the paper's experiments; "i" costs one more pass over the local data.
-      as_in: "fl-bench" takes the rule behind FedVG's tables, and needs option ii; "niid-bench" averages by examples.
+      server_lr: server learning rate, > 0; 1 in the paper's experiments and in FedVG's tables.
+      option: update of a client's control variate. "ii" is used in the paper's experiments; "i" costs one more pass
+        over the local data.
+      as_in: "fl-bench": the rule behind FedVG's tables, needs option ii; "niid-bench": participants are averaged by
+        their numbers of examples.
     Raises:
       ValueError: server_lr <= 0.
     """

@@ -56,10 +56,12 @@ def univarfl(
       lam: strength of the variance term L_V, >= 0; null: D/4.
       eps: constant epsilon of the energy.
       form: pairs of the energy: "masked" leaves out i = j; "literal" includes i = j, as in eq. 3.
-      variance: "biased" (a balanced one-hot batch gives L_V = 0) or "unbiased", in L_V and in c.
-      spread: "variance", or "deviation": the standard deviation of FedUV's first term, which is unbiased in FedUV (Son
-        et al., CVPR 2024).
-      uniformity: "energy", or "kernel": the Gaussian kernel of FedUV's second term, see `gaussian_kernel`.
+      variance: estimator of the variance in L_V and in c: "biased" (a balanced one-hot batch gives L_V = 0) or
+        "unbiased".
+      spread: measure of spread in L_V and in c: "variance", or "deviation", the standard deviation, as in FedUV's first
+        term (unbiased there; Son et al., CVPR 2024).
+      uniformity: second term of the loss: "energy", L_HE, or "kernel", the Gaussian kernel of FedUV's second term, see
+        `gaussian_kernel`.
       warmup: number of rounds over which mu grows (ours): mu min(1, t / warmup) in round t, counted from 0. With 0, mu
         has its full value from the start. lam has no warm-up.
     Raises:

@@ -52,17 +52,21 @@ def run(
 
     Args:
       config: a YAML file, or settings as nested dictionaries.
-      overrides: settings by dotted keys, {"partition.alpha": 0.1}, as on the command line: they override `config`, and each
-        sets its value whole.
-      on_round: called after every round; what it raises ends the run, unfinished; "stop" ends it, completed.
-      scale: lay the file's `scale` settings over it, as --scaled does; what is given here overrides them.
-      quiet: no lines about progress.
-      settings: the same with two underscores for a dot: `partition__alpha=0.1`. A dictionary is merged into the group,
-        `local={"lr": 0.1}`. `methods` takes names, {name: options}, `raysim.methods.fedprox(mu=0.1)`, functions of your
-        own that return a Method, also as {function: options}, and values of type `raysim.Method`.
+      overrides: settings by dotted keys, {"partition.alpha": 0.1}, as on the command line. They override `config`; each
+        setting replaces the whole value of its key.
+      on_round: a function that is called after every round with the record of the round. If the function returns
+        "stop", the run ends as completed; if the function raises, the run ends unfinished.
+      scale: apply the settings in `scale` of the file, as --scaled does; `overrides` and `settings` override these
+        settings.
+      quiet: print no lines about progress.
+      settings: settings as keywords, with two underscores for a dot: `partition__alpha=0.1`. A dictionary is merged
+        into its group, as in `local={"lr": 0.1}`. `methods` takes names, {name: options},
+        `raysim.methods.fedprox(mu=0.1)`, functions of your own that return a Method, also as {function: options}, and
+        values of type `raysim.Method`.
     Raises:
-      ConfigError: every fault of the configuration. RaysimError: what ended the run, in words.
-      KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint was written, and the same call resumes.
+      ConfigError: the configuration has faults; the error lists all of them. RaysimError: the run failed; the error
+        says why.
+      KeyboardInterrupt: Ctrl-C or SIGTERM ended the run after a checkpoint; the same call resumes the run.
     """
     from raysim.cli.terminal import Progress
 
@@ -89,11 +93,12 @@ def tune(
     """Run a sweep on Ray Tune and return its runs in the order of the trials; finished trials are not run again.
 
     Args:
-      callbacks: of type `ray.tune.Callback`, beside those that `tune.callbacks` names.
+      callbacks: objects of type `ray.tune.Callback`, in addition to the callbacks named in `tune.callbacks`.
       config, overrides, scale, settings: as for `run`, with a group `tune`:
         `raysim.tune({"tune": {"param_space": {"local.lr": {"grid_search": [0.1, 0.01]}}}}, name="lr")`.
     Raises:
-      ConfigError: as for `run`, of any trial. KeyboardInterrupt: a signal ended the sweep; the same call resumes it.
+      ConfigError: the configuration of a trial has faults. KeyboardInterrupt: a signal ended the sweep; the same call
+        resumes the sweep.
     """
     from raysim.cli.terminal import LiveLine
 
@@ -112,14 +117,15 @@ def report(
     out: str | Path | None = None,
     **settings: object,
 ) -> Report:
-    """Tables, tests and figures of finished runs, written to a folder and returned.
+    """Write tables, tests and figures of finished runs to a folder, and return the report.
 
     Args:
-      runs: runs and sweeps, or folders of runs, or URIs of such.
-      out: folder for the report; by default `report` in the one folder given, or beside the first of several.
-      settings: of the group `report`: `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
+      runs: runs and sweeps, or folders of runs, or URIs of such folders.
+      out: folder for the report; by default the subfolder `report` of a single folder, or `report` beside the first of
+        several folders.
+      settings: settings of the group `report`, such as `against="fedvg"`, `metric="accuracy"`, `columns=["alpha"]` ...
     Raises:
-      ConfigError, DataError: a setting that names what is not there; no finished run.
+      ConfigError, DataError: a setting names something that no run has, or there is no finished run.
     """
     from raysim.reporting.report import Report, default_folder
 
@@ -156,20 +162,20 @@ def arrays(
     vocabulary: int | None = None,
     root: str | Path = "data",
 ) -> SetInfo:
-    """Write arrays as a prepared set; `data={"name": name}` trains on it. The same arrays again change nothing.
+    """Write arrays as a prepared set; `data={"name": name}` trains on it. A second call with the same arrays changes nothing.
 
     Args:
       inputs: (n, height, width) or (n, height, width, channels) uint8: images; (n, ...) floats, such as rows of a table;
         (n, length) other integers: tokens.
-      targets: (n,) integers, 0 to classes - 1; (n, labels) 0 or 1, several labels a row; (n,) or (n, numbers) floats to be
-        predicted; (n, length) tokens, each the one after that of the input.
-      classes: names of the outputs: classes, labels, numbers or tokens; their numbers if not given.
+      targets: (n,) integers from 0 to classes - 1; (n, labels) of 0 and 1, several labels per row; (n,) or (n, numbers)
+        floats to be predicted; (n, length) tokens, each the token that follows the input token at the same position.
+      classes: names of the outputs (classes, labels, numbers or tokens); None: their indices.
       domains: (n,) integers, or None; splits: (n,) 0 train, 1 validation, 2 test, or None.
-      task: None: as the targets' type and shape say; `module:function` for one of your own.
-      vocabulary: how many tokens there are; None: as many as occur.
+      task: name of a task, or `module:function` for a task of your own; None: decided by type and shape of the targets.
+      vocabulary: number of tokens; None: the number of tokens that occur.
       root: folder of prepared sets, `data.root`.
     Raises:
-      DataError: other types or shapes, targets outside the classes, numbers that are not finite.
+      DataError: types or shapes that are not listed above, targets outside the classes, or numbers that are not finite.
     """
     refuse_others("name", name, str)
     refuse_others("root", root, str | Path)
@@ -196,17 +202,18 @@ def table(
     each column was read.
 
     Args:
-      target: the column to be predicted, or several: labels or numbers.
+      target: the column to be predicted, or several columns of labels or numbers.
       domains: the column with the domain of each row; drop: columns that are not read.
-      task: needed where the target does not make it clear, such as many different whole numbers.
-      missing: "drop" leaves rows with a missing value out; "mean" and "median" fill in columns of numbers, and columns of words
-        with the most frequent word; "word" is as "median", and a missing word is a word of its own.
-      missing_target: "drop" leaves rows without a target or a domain out.
+      task: the task, required if the target does not decide it, for example with many different whole numbers.
+      missing: "drop" leaves out rows with a missing value; "mean" and "median" fill columns of numbers with the mean or
+        median, and columns of words with the most frequent word; "word" fills numbers with the median and words with
+        the word "missing"; None: a missing value is an error.
+      missing_target: "drop" leaves out rows without a target or a domain.
       dates: the order of year, month and day in columns of words that hold dates; they become days since 1970-01-01.
-      codes: words are numbered, instead of one column a word.
+      codes: True: a column of words becomes one column of numbers; False: one column per word.
       root: folder of prepared sets, `data.root`.
     Raises:
-      DataError: as `raysim prepare table`.
+      DataError: in the same cases as with `raysim prepare table`.
     """
     refuse_others("name", name, str)
     refuse_others("root", root, str | Path)

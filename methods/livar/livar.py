@@ -48,22 +48,23 @@ def livar(
     round starts from sum lambda_i A_i and sum lambda_i B_i, since eq. 3 has a higher rank than one pair of factors.
 
     Args:
-      components: part that LIVAR merges: "lora", "head" or both. The other part is averaged by n_i. "head" needs no
-        adapters, and scores the product of averaged factors, as averaging does.
-      layers: source of the coefficients. "examples" sets lambda_i = n_i / sum n in eq. 3 and changes nothing more: the
-        paper's ablation of layer importance (table 4), one change at a time.
-      table: "released" or "paper": the constants of the released code or of the paper; three rows of your own; or a
-        mapping of table and cuts, as `raysim calibrate` writes it for the `base:` of a run. "online" (ours) has no
-        table: lambda comes from the server's validation set in every round, see `methods/livar/online.py`. It counts no
-        importance, and costs one gradient over the validation set a round and the inner products of the factors of each
-        layer.
-      variance: examples and features of the variance. "correct": the correctly classified local examples (the paper).
-        "released": all local examples, with features of the model without its adapters, from pixels that were not
-        normalised. The head's weights are then the same in every round, and a class without two examples at any client
-        keeps its row.
+      components: part that LIVAR merges: "lora", "head" or both. The other part is averaged by numbers of examples.
+        With "head", the model needs no adapters; if it has adapters, the scored model contains the product of the
+        averaged factors, as with fedavg.
+      layers: source of the coefficients lambda_i in eq. 3. "importance": the layers' importances; "examples":
+        lambda_i = n_i / sum n, without any other change, for the paper's ablation of layer importance (table 4).
+      table: table of coefficients. "released", "paper": the constants of the released code or of the paper; three rows
+        of your own; or a mapping with the keys table and cuts, which `raysim calibrate` writes for the `base:` of a
+        run. "online" (ours): no table; lambda comes from the server's validation set in every round, see
+        `methods/livar/online.py`. "online" uses no importances, and costs one gradient over the validation set a round
+        and the inner products of the factors of each layer.
+      variance: examples and features from which the variances are computed. "correct": the correctly classified local
+        examples (the paper). "released": all local examples, with features of the model without its adapters, from
+        pixels that were not normalised; the head's weights are therefore the same in every round, and a class without
+        two examples at any client keeps its row.
       evaluate: adapters of the scored model: the products of eq. 3 ("merged"), products weighted by n_i / sum n
-        ("code"), or the broadcast factors ("factors"). "code" is the released form, which scores sum (n_i / n) B_i A_i
-        with and without layer importance, so that lambda only reaches the next round.
+        ("code"), or the broadcast factors ("factors"). "code" is the form of the released code, which scores sum (n_i /
+        n) B_i A_i whether layer importance is on or off, so that lambda has an effect only from the next round on.
     The released form is {variance: released, evaluate: code}, with layers: examples where its switch is off.
     Degenerate cases: equal importances give 1/K. A class without two usable examples at any client falls back to the
     variances of all examples, then to class counts; a class that nobody has keeps its row. Clients without a step get

@@ -36,7 +36,7 @@ class Counts:
     @property
     def condition(self) -> str:
         """When the option applies: "norm group"."""
-        return " or ".join(f"{each.key} {each.words}" for each in (self, *self.others))
+        return ", or with ".join(f"{each.key} {each.words}" for each in (self, *self.others))
 
     def reason(self, value: object) -> str:
         """Why an option has no effect where the deciding setting has this value."""
@@ -60,7 +60,7 @@ def counts_above(key: str, bound: float) -> Counts:
 
 def counts_given(key: str) -> Counts:
     """The option applies if another setting is given."""
-    return Counts(key, "a value other than null", lambda value, _: value is not None)
+    return Counts(key, "set", lambda value, _: value is not None)
 
 
 def counts_empty(key: str) -> Counts:

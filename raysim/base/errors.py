@@ -82,7 +82,7 @@ def explained(
     what: str, where: Path | str, mend: str, *kinds: type[Exception], to: type[RaysimError] = DataError
 ) -> Iterator[None]:
     """Turn errors of the given kinds into DataError, or into type `to`; the original message follows `what` in
-    parentheses. RaysimErrors pass.
+    parentheses. RaysimErrors pass unchanged.
     """
     try:
         yield

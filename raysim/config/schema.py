@@ -42,7 +42,7 @@ class LocalGroup(Group):
     batch_size: int = key(32, "examples in a local step", ge=1)
     momentum: float = key(
         0.0,
-        "momentum of the client optimiser; zero at the start of every round",
+        "momentum of the client optimiser; the momentum buffer is zero at the start of every round",
         ge=0,
         lt=1,
         counts=counts_with("local.optimizer", "sgd"),
@@ -50,7 +50,7 @@ class LocalGroup(Group):
     weight_decay: float = key(0.0, "weight decay: added to the gradient; with adamw, decoupled from it", ge=0)
     lr_decay: float = key(
         1.0,
-        "factor of the learning rate from round to round",
+        "factor by which the learning rate is multiplied after each round",
         gt=0,
         le=1,
         counts=counts_with("local.schedule", "exponential"),
@@ -73,8 +73,8 @@ class LocalGroup(Group):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
     ] = key(
         "auto",
-        "auto: clients of a client block, on a CPU up to 8, train at once if the network is tiny and dense, the optimiser plain "
-        "SGD and batch_size at most 16; rounding differs; no effect beside compile",
+        "auto: several clients of a client block (on a CPU at most 8) train at once if the network is tiny and dense, the "
+        "optimiser is plain SGD and batch_size is at most 16; rounding differs; off: one by one; no effect beside compile",
     )
 
     @model_validator(mode="after")
@@ -89,15 +89,25 @@ class LocalGroup(Group):
 
 class CohortGroup(Group):
     size: int | None = key(None, "clients per round", ge=1)
-    fraction: float | None = key(None, "clients per round as a fraction of the population", gt=0, le=1)
+    fraction: float | None = key(
+        None,
+        "clients per round as a fraction of the population; without size and fraction, all clients take part",
+        gt=0,
+        le=1,
+    )
     sampling: Literal["fixed", "poisson"] = key(
         "fixed",
-        "poisson: clients take part independently, with the probability of the cohort's share; the number of clients varies",
+        "fixed: cohorts of one size; poisson: each client takes part independently, with probability cohort size / "
+        "population, so the number of clients varies",
     )
     dropout: float = key(0.0, "probability that a chosen client never reports", ge=0, lt=1)
     stragglers: float = key(0.0, "probability that a client does only a share of the local work", ge=0, le=1)
     straggler_work: float = key(
-        0.2, "least share of the work that a straggler does", gt=0, le=1, counts=counts_above("cohort.stragglers", 0)
+        0.2,
+        "smallest share of the local work that a straggler does",
+        gt=0,
+        le=1,
+        counts=counts_above("cohort.stragglers", 0),
     )
 
 
@@ -140,7 +150,7 @@ class StopGroup(Group):
     )
     simulated_s: float | None = key(
         None,
-        "the run ends at the first evaluation after so many seconds of simulated time",
+        "the run ends at the first evaluation after this many seconds of simulated time",
         gt=0,
         counts=counts_given("time"),
     )
@@ -149,7 +159,8 @@ class StopGroup(Group):
 class TuneGroup(Group):
     search: Literal["grid", "random", "sobol", "optuna"] = key(
         "random",
-        "how ranges are drawn: random; sobol: spread evenly; optuna: learns from finished trials; grid: no ranges",
+        "how values of ranges are chosen; random: at random; sobol: spread evenly; optuna: from the results of finished "
+        "trials; grid: no ranges",
     )
     num_samples: int = key(1, "draws from the ranges; each draw runs with every combination of the lists", ge=1)
     param_space: dict[str, Settings] = key(
@@ -159,10 +170,10 @@ class TuneGroup(Group):
     settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
     only: dict[str, dict[str, list[object]]] = key(
         {},
-        "axis -> second axis -> labels of the second axis; the first axis applies in trials with the listed labels only",
+        "axis -> second axis -> labels of the second axis; the first axis applies only in trials with one of these labels",
     )
     fixed: Settings = key(
-        {}, "settings of every trial, above settings of labels; written by --scaled and the command line"
+        {}, "settings of every trial, which override settings of labels; written by --scaled and the command line"
     )
     skip_refused: bool = key(False, "true: trials that a check refuses are left out, and the others start")
     metric: str = key(
@@ -203,34 +214,38 @@ class ReportGroup(Group):
     metric: str | None = key(
         None,
         "number in the tables: a key of summary.json (accuracy: of the last round), or a column of progress.csv (its last "
-        "value; after best:, mean: or mean_last_10pct: the best value, the mean, or the mean over the last 10 % of the "
-        "rounds); null: `tune.metric` of a sweep, accuracy of a run",
+        "value, or with the prefix best:, mean: or mean_last_10pct: its best value, its mean, or its mean over the last "
+        "10 % of the rounds); null: `tune.metric` of a sweep, accuracy of a run",
         counts=counts_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
-        "several metrics in one table: label -> value -> metric; each run has a cell for each value of the label",
+        "several metrics in one table: label -> value -> metric; each run has one cell for each value of the label",
         max_length=1,
     )
     mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
     columns: list[str] = key([], "labels for the columns; empty: every label with several values")
     ignore: list[str] = key(
-        [], "labels that make neither columns nor tables; runs that differ only in ignored labels are averaged"
+        [],
+        "labels that get neither columns nor tables of their own; runs that differ only in ignored labels are averaged",
     )
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of the same form")
     figures: list[str] | None = key(
-        None, "names of figures, or module:function of your own; null: bars, lines and curves where they make sense"
+        None,
+        "names of figures, or module:function of your own; null: bars, lines and curves, each if the runs allow it",
     )
     baseline: str | None = key(None, "row that every other row is tested against, and the origin of figure gains")
     gain: str | None = key(
         None,
-        "X: average gain of the rows `Y + X` over `Y`; label=value: of all other columns over the columns with this value",
+        "X: average gain of the rows `Y + X` over the rows `Y`; label=value: average gain of all other columns over the "
+        "columns with this value",
     )
     time: str | None = key(None, "row whose training time is 1 in a table of relative times")
     target: float | str | None = key(
         None,
-        "accuracy in percent, or a row whose accuracy it is; adds a table of rounds, megabytes and seconds to the target",
+        "target accuracy in percent, or a row whose accuracy is the target; adds a table of rounds, megabytes and seconds "
+        "to the target",
     )
     against: str | None = key(None, "row that is tested against every other row")
 
@@ -248,7 +263,7 @@ class Config(Group):
         None, "classes, labels, regression, tokens, or module:function of your own; null: the task of the prepared set"
     )
     seed: int = key(0, "seed of every random draw; seed and configuration decide the result", ge=0)
-    rounds: int = key(10, "rounds in all, earlier rounds of a resumed run included", ge=1)
+    rounds: int = key(10, "total number of rounds, including the earlier rounds of a resumed run", ge=1)
     on_nonfinite: Literal["error", "skip"] = key(
         "error", "error: a non-finite update ends the run; skip: the round continues without the client"
     )
@@ -265,13 +280,14 @@ class Config(Group):
     checkpoint: CheckpointGroup = group(CheckpointGroup, "when the state of a run is written")
     stop: StopGroup = group(StopGroup, "conditions that end the run before the last round")
     resources: ResourcesGroup = group(
-        ResourcesGroup, "where a run computes; the bits depend on the kind of device and `cpus_per_trainer` alone"
+        ResourcesGroup,
+        "where a run computes; the bits of a result depend only on the kind of device and on `cpus_per_trainer`",
     )
     time: TimeGroup | None = key(None, "simulated time: speeds of the clients, deadlines; null: rounds take no time")
-    labels: dict[str, str | int | float] = key({}, "names of the run in tables; a sweep writes them")
+    labels: dict[str, str | int | float] = key({}, "label -> value: names of the run in tables; written by a sweep")
     tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
     calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; no effect in a run")
-    scale: Settings = key({}, "settings that override the file's with --scaled")
+    scale: Settings = key({}, "settings that override the settings of the file if --scaled is given")
     report: ReportGroup = group(ReportGroup, "settings of `raysim report`; no effect in a run")
 
     @property

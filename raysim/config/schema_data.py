@@ -14,11 +14,11 @@ from raysim.config.keys import Group, Named, group, key, written_as
 class ExternalGroup(Group):
     name: str | None = key(None, "prepared set that the validation set is taken from")
     mapping: str | None = key(
-        None, "YAML file, or a name in configs/mappings: the external set's classes for each class"
+        None, "YAML file, or a name in configs/mappings, that maps each class to classes of the external set"
     )
     unique: bool = key(
         True,
-        "false: 50 images of each class twice, as in FedVG's code",
+        "false: 50 images of each class count twice, as in FedVG's code",
         counts=counts_given("data.validation_set.external.name"),
     )
 
@@ -26,14 +26,14 @@ class ExternalGroup(Group):
 class FromClientsGroup(Group):
     share: float = key(
         0.0,
-        "share of the validation set, rounded down, with classes (and domains) in the proportions of some clients' training "
-        "rows; the rows are held out like all validation rows",
+        "share of the validation set, rounded down, whose classes (and domains) have the proportions of the training rows "
+        "of `clients`; the rows are held out like all validation rows",
         ge=0,
         le=1,
     )
     clients: list[Annotated[int, Field(ge=0)]] = key(
         [0],
-        "numbers of the clients, from 0",
+        "numbers of the clients whose proportions are used, from 0",
         min_length=1,
         counts=counts_above("data.validation_set.from_clients.share", 0),
     )
@@ -42,14 +42,16 @@ class FromClientsGroup(Group):
 class ValidationSetGroup(Group):
     subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
     from_clients: FromClientsGroup = group(
-        FromClientsGroup, "a share of the validation set with the proportions of some clients"
+        FromClientsGroup, "gives a share of the validation set the class proportions of chosen clients"
     )
     imbalance: float | None = key(
         None, "rho: at most half of the rows are kept, class i in proportion to rho^i (FedVG, E.8, E.9)", gt=0, le=1
     )
     label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
     order: Literal["stratified", "client"] = key(
-        "stratified", "order of the validation rows; client: client by client, and an external set class by class"
+        "stratified",
+        "order of the validation rows; stratified: every stretch has nearly the class proportions of the whole; client: "
+        "client by client, or class by class for an external set",
     )
     external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
 
@@ -73,9 +75,9 @@ class DataGroup(Group):
     )
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",
-        "official: the set's own test rows, and its validation rows if it has any; fraction: by test and validation; file: by "
-        "partition.file, whose splits override every other value; auto: official if the set has test rows, and neither "
-        "test nor split_within_clients is given, else fraction",
+        "official: the set's own test rows, and its validation rows if it has any; fraction: random fractions, given by "
+        "test and validation; file: the splits in partition.file, which override every other value; auto: official if the "
+        "set has test rows and neither test nor split_within_clients is given, else fraction",
     )
     split_within_clients: bool = key(
         False,
@@ -95,8 +97,8 @@ class DataGroup(Group):
     )
     fraction: float = key(
         1.0,
-        "part of the training rows to use, stratified by class and drawn by partition.seed: up to 1 a fraction, above 1 a "
-        "number of rows",
+        "training rows to use, stratified by class and drawn with partition.seed: a value up to 1 is a fraction, a larger "
+        "value is a number of rows",
         gt=0,
         counts=counts_without("data.split_within_clients", True),
     )
@@ -110,8 +112,8 @@ class DataGroup(Group):
     )
     unseen_choice: Literal["drawn", "first", "last"] | None = key(
         None,
-        "choice of the unseen clients: drawn by partition.seed, or first or last of the scheme; null: the last clients of scheme "
-        "file, else drawn",
+        "choice of the unseen clients; drawn: at random with partition.seed; first, last: the first or last clients in "
+        "the order of the scheme; null: last with scheme file, otherwise drawn",
         counts=counts_above("data.unseen_clients", 0),
     )
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
@@ -139,7 +141,7 @@ class DataGroup(Group):
     shift: Named = key(
         "none",
         "difference between clients' images: noise, which grows with the client's number, or module:function of your own; "
-        "each test and validation row belongs to one client",
+        "each test and validation row gets the shift of one client",
         counts=counts_without("partition.scheme", "joint"),
     )
     reader: Named | None = key(None, "module:function of your own that prepares the set from `files`")
@@ -183,12 +185,13 @@ class PartitionGroup(Group):
 
     scheme: Annotated[
         Spec, written_as(Scheme | Own | Annotated[dict[Own, Settings], Field(min_length=1, max_length=1)])
-    ] = key("dirichlet", "how examples go to clients; joint: a single client has all")
+    ] = key("dirichlet", "how examples are divided among clients; joint: a single client has all examples")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None,
-        "of scheme dirichlet: class (null), shares of each class; sample, each example draws its client; balanced, clients of "
-        "equal size; capped, class by class without the clients that have their equal share; of quantity: sizes by dirichlet "
-        "(null), or power, rank^(-1/alpha)",
+        "with scheme dirichlet: class (null), clients get Dirichlet shares of each class; sample, each example draws its "
+        "client; balanced, clients have equal sizes; capped, as class, but a client that already has an equal share of "
+        "all examples gets nothing of the next classes. With scheme quantity: dirichlet (null), sizes are Dirichlet "
+        "shares; power, sizes fall as rank^(-1/alpha)",
         counts=_of_scheme(*FORMS),
     )
     alpha: float = key(
@@ -200,13 +203,14 @@ class PartitionGroup(Group):
     num_clients: int = key(20, "number of clients, unseen clients included", ge=1, counts=NOT_JOINT)
     min_samples: int = key(
         1,
-        "fewest training examples of a client; with data.split_within_clients, fewest examples in all",
+        "smallest allowed number of training examples of a client; with data.split_within_clients, of all its examples",
         ge=1,
         counts=counts_without("partition.scheme", "nine_plus_one", "joint"),
     )
     shards_per_client: int = key(
         2,
-        "pieces of the set, sorted by class or number, for each client; more pieces are less heterogeneous",
+        "number of pieces for each client; the pieces are cut from the set, sorted by class (shards) or by target "
+        "(quantiles); more pieces make clients less heterogeneous",
         ge=1,
         counts=_of_scheme("shards", "quantiles"),
     )

@@ -30,8 +30,8 @@ class ResourcesGroup(Group):
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto",
-        "what trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not for methods "
-        "that compute in float64",
+        "device that trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not "
+        "for methods that compute in float64",
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
@@ -39,7 +39,9 @@ class ResourcesGroup(Group):
     cpus_per_trainer: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = key(
         "auto", "cores and threads of a trainer, also in a serial run; auto: 1"
     )
-    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key("auto", "GPUs of a trainer, or part of one")
+    gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key(
+        "auto", "number of GPUs of a trainer; below 1: a part of one GPU"
+    )
     custom: dict[str, Annotated[float, Field(gt=0)]] = key(
         {},
         "further resources of a trainer, by Ray's names: {mig_1g_10gb: 1}, or for a type of GPU {'accelerator_type:A100': 0.001}",
@@ -47,8 +49,8 @@ class ResourcesGroup(Group):
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
         "seconds without an answer after which a trainer on Ray is ended and its clients go to the remaining trainers; "
-        "auto: 20 times the longest answer so far, at least 60 s, or no limit beside local.compile; a process that stands "
-        "still is ended after 60 s",
+        "auto: 20 times the longest time to an answer so far, and at least 60 s, or no limit beside local.compile; a "
+        "process that stands still is ended after 60 s",
     )
     wait_s: float = key(
         3600.0,
@@ -58,7 +60,7 @@ class ResourcesGroup(Group):
     restarts: int = key(
         3,
         "how often a run resumes automatically from the last checkpoint after losing the server, the server's node or the "
-        "connection to the cluster; in a sweep, the limit holds for each trial that lost the process or the node",
+        "connection to the cluster; in a sweep, how often each trial resumes after losing its process or node",
         ge=0,
     )
 
@@ -110,6 +112,7 @@ class TimeGroup(Group):
     deadline_s: float | None = key(None, "seconds after which a round ends; later updates are lost", gt=0)
     over_selection: float = key(
         1.0,
-        "factor on the clients that begin a round; the round ends when updates fill the cohort, later updates are lost",
+        "factor by which more clients begin a round than the cohort has; the round ends when the first updates fill the "
+        "cohort, and later updates are lost",
         ge=1,
     )

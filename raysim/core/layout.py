@@ -1,7 +1,7 @@
 """A model as one flat vector: which leaf lies where, in which layer and layer block.
 
 The state vector is `[params | float buffers]`, float32. Its first `num_params` entries are the trained parameters in
-module order, the rest the floating-point buffers (BatchNorm statistics). Frozen parameters are not in it.
+module order, and the other entries are the floating-point buffers (BatchNorm statistics). Frozen parameters are not in it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Layout:
         return 4 * sum(leaf.size for leaf in self.shared)
 
     def part(self, first: int, last: int) -> Layout:
-        """The leaves first to last - 1 as a layout of their own, of the vector's part that begins with the first."""
+        """The leaves `first` to `last` - 1 as a layout of their own, whose offsets begin with 0."""
         start = self.leaves[first].offset
         return Layout(tuple(replace(leaf, offset=leaf.offset - start) for leaf in self.leaves[first:last]))
 
@@ -121,7 +121,7 @@ class Layout:
         Args:
           vector: [num_params] or [num_state].
         Returns:
-          leaf.shape; strides of a channels-last convolution where the leaf lies so.
+          leaf.shape; with the strides of a channels-last convolution if the leaf is one.
         """
         leaf = self.by_name[leaf] if isinstance(leaf, str) else leaf
         part = vector[leaf.offset : leaf.end]
@@ -242,7 +242,7 @@ def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Ca
 
     "residual" (FedVG, section on granularity): each residual or encoder block, the head, and "stem" for all the rest:
     first convolution, class token, embeddings, final normalisation. A convolution behind the blocks in the same sequence
-    is a block (MobileNetV2's last), and so is what a stage holds beside its blocks (ConvNeXt's down-sampling).
+    is a block (MobileNetV2's last). The layers of a stage beside its blocks are a block, too (ConvNeXt's down-sampling).
     "stage" (FedVG's released code): each sequence of such blocks, unless the model has only one.
     "width": neighbouring blocks of one output width, named after the last of them: the stages of networks that are one
     long sequence (MobileNetV2's ten of FLFA, table 13). A model without such blocks has one block per layer.

@@ -14,35 +14,35 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | loss                | client, once per round       | loss(LossFn, ClientView) -> LossFn                          |
 | grads               | client, built once per round | grads(GradFn, ClientView) -> GradFn, called every step      |
 | own_model           | client, after the last step  | own_model(ClientView) -> Tensor [num_state]                 |
-| outgoing            | client, after that           | outgoing(Update, ClientView) -> Update                      |
-| report              | client, after that           | report(ClientView) -> {name: number, Tensor or Vector}      |
+| outgoing            | client, after own_model      | outgoing(Update, ClientView) -> Update                      |
+| report              | client, after outgoing       | report(ClientView) -> {name: number, Tensor or Vector}      |
 | weigh               | server, after the reports    | weigh(Weights, ServerView) -> Weights                       |
 | server_update       | server, last                 | server_update(update, state, ServerView) -> (update, state) |
 | evaluation_override | server, before a scoring     | evaluation_override(state, ServerView) -> {leaf: Tensor}    |
 
-What `begin` returns is where the client's local steps begin, in place of the broadcast point. The update is taken from the
-broadcast point all the same.
+`begin` returns the point at which the client's local steps begin, in place of the broadcast point. The update is still the
+difference from the broadcast point.
 
-What `own_model` returns is the client's own model beside the global model: it is scored as `clients/personal_*`, in place of
-the client's local model where layers are personal. With the need "client-memory" it is kept, as `memory["own_model"]`; without,
-the hook runs only in rounds that are evaluated.
+`own_model` returns the client's personal model beside the global model. The personal model is scored as `clients/personal_*`,
+in place of the client's local model if layers are personal. With the need "client-memory" the personal model is kept as
+`memory["own_model"]`; without the need, the hook runs only in rounds with an evaluation.
 
-What `outgoing` returns is what the client sends: it is summed, and reports see the model that it leads to
-(`ClientView.params`). Attacks, compression and a client's own noise are this hook.
+`outgoing` returns the update that the client sends. The server sums the sent updates, and reports see the model after the sent
+update (`ClientView.params`). Attacks, compression and noise of a client use this hook.
 
-One more hook lets a fixed share of all clients, `late_share`, train after the others, knowing what the server knows of these
-(an attacker who sees the honest updates). Nothing else may depend on an order among clients.
+One more hook lets a fixed share of all clients, the latecomers (`late_share`), train after all other clients, with the server's
+knowledge of the other clients (an attacker who sees the honest updates). Nothing else may depend on an order among clients.
 
-| overhear            | server, between the two      | overhear(ServerView of the others) -> {name: Value}         |
+| overhear            | server, before latecomers    | overhear(ServerView of the others) -> {name: Value}         |
 
-What `overhear` returns is the latecomers' `overheard`.
+The latecomers see the result of `overhear` as `ClientView.overheard`.
 
-`evaluation_override` is for methods whose merged model has no place in the layout (LIVAR's sum of products has a higher rank than
-what it broadcasts): its tensors stand in the place of those leaves while the global model is scored on the test set, and
-may have any shape with which the model can run. The new global parameters are set by then (`ServerView.params`), so this is
-also the place to look at them: return {} to leave the scoring alone. It runs only in rounds that are evaluated.
+`evaluation_override` is for methods whose merged model does not fit into the layout (LIVAR's sum of products has a higher rank
+than its broadcast factors). The returned tensors replace the leaves of the same names while the global model is scored on the
+test set, and may have any shape with which the model can run. The hook runs only in rounds with an evaluation, after the new
+global parameters are set (`ServerView.params`). A method that only measures these parameters returns {}, which changes no score.
 
-Messages, client memory, scratch, reports and server state are namespaced: a hook sees its own method's only.
+Messages, client memory, scratch, reports and server state are namespaced: a hook sees only the values of its own method.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
 class Outputs(NamedTuple):
     """logits: (B, outputs), of tokens (B, length, vocabulary); features: (B, ..., width), the head's input, or None.
 
-    There are features where a method needs "features".
+    features are computed only if a method of the run needs "features".
     """
 
     logits: Tensor
@@ -105,9 +105,9 @@ class Message(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client sends. values: [num_params]; num_bytes: of their encoded form, without buffers.
+    """Update that a client sends. values: [num_params]; num_bytes: size of the encoded values, without buffers.
 
-    Without an `outgoing` hook these are 4 bytes for each shared parameter.
+    Without an `outgoing` hook, num_bytes is 4 bytes for each shared parameter.
     """
 
     values: Tensor
@@ -162,9 +162,9 @@ class Vector(NamedTuple):
 class Partition:
     """Which parameters the client optimiser steps (trained) and which tensors are sent and aggregated (shared).
 
-    `shared` begins as all trained parameters and float buffers. Those that a method takes out of it are personal: kept in
-    the client's memory between its rounds. `head` is the path of the classifier layer; `norms` are the names of the
-    parameters and buffers of normalisation layers.
+    `shared` begins as all trained parameters and float buffers. Tensors that a method removes from `shared` are personal:
+    they are kept in the client's memory between its rounds. `head` is the path of the classifier layer; `norms` are the
+    names of the parameters and buffers of normalisation layers.
     """
 
     trained: frozenset[str]
@@ -197,7 +197,7 @@ class Model(Protocol):
     def gradient(self, loss: LossFn, point: Tensor, batch: Batch, *, moves_buffers: bool = False) -> Tensor:
         """[num_params]: a new vector, the gradient of the loss of one batch at `point`.
 
-        Buffers are left alone, unless this pass is to count as the training step's (`moves_buffers`).
+        The pass does not change buffers, unless `moves_buffers` makes it count as the pass of the training step.
         """
         ...
 
@@ -234,30 +234,30 @@ class ClientView:
     Attributes:
       num_examples: n_k, training examples of this client.
       class_counts: (classes,) int64.
-      lr, momentum, batch_size: of the local steps in this round.
+      lr, momentum, batch_size: settings of the local steps in this round.
       num_steps: optimiser steps taken: 0 until the local loop has ended.
       start: [num_params], the broadcast point.
-      params: [num_params], the live parameters; after the loop, the client's final ones.
-      start_state, state: [num_state], the same two with the buffers behind the parameters.
-      trained: [num_state], in `report`: the model after the local steps. Where the update was encoded (`outgoing`), `state` is
-        then what was sent.
+      params: [num_params], the current parameters; after the local loop, the client's final parameters.
+      start_state, state: [num_state], `start` and `params`, each followed by the buffers.
+      trained: [num_state], in `report`: the model after the local steps. If `outgoing` encoded the update, `state` is
+        the model after the sent update instead.
       head: path of the classifier layer.
       message: this method's downlink fields.
-      overheard: for latecomers, what this method's `overhear` returned; {} for all others.
+      overheard: for latecomers, the result of this method's `overhear`; {} for all other clients.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
-      scratch: dropped after the round.
-      train: train(start) -> [num_state], where local steps on the client's examples lead from start [num_state], with the run's
-        settings but for the epochs, steps and learning rate given here, and without the methods' hooks; `grads` wraps the
-        gradient function. The client's own training is left alone.
+      scratch: values of this method on this client, dropped after the round.
+      train: train(start) -> [num_state], the model after local steps on the client's examples from start [num_state],
+        without the methods' hooks. The settings are those of the run, except for the epochs, steps and learning rate
+        given here; `grads` wraps the gradient function. The client's ordinary training is not affected.
       batches: batches() is a pass over the local examples, in an order drawn once for the client, without augmentation;
         with is_normalised=False the images are pixels in [0, 1], whole, at the size of the model's inputs.
       validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
-        client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set"). In the
-        client's batch size where BatchNorm or dropout make that matter, else in larger batches.
-      validation_loss: that mean cross-entropy itself, likewise.
-      accuracy: accuracy("test") or ("validation"): the share of that set's rows that the client's current parameters
-        classify rightly, in eval mode. For measures: a method that acts on test rows has seen them (needs "test-set" or
-        "validation-set").
+        client's current parameters, plain backpropagation, in "train" or "eval" mode (needs "validation-set"). Batches
+        have the client's batch size if BatchNorm or dropout depend on it, and are larger otherwise.
+      validation_loss: the mean cross-entropy whose gradient is `validation_gradient`, in the same modes.
+      accuracy: accuracy("test") or ("validation"): the share of the set's rows that the client's current parameters
+        classify correctly, in eval mode. Use it for measures only, since a method that acts on test rows trains on them
+        (needs "test-set" or "validation-set").
       initial_state: [num_state] of a network built anew, with random values of this client's own, the same in every
         round.
       generator: this method's own random stream for this client and round.
@@ -318,42 +318,46 @@ class ServerView:
 
     Attributes:
       population: number of all clients.
-      cohort_size: of the configuration: with Poisson sampling the expected one.
-      sampling: of cohorts: "fixed" size without replacement, or "poisson".
-      num_rounds: of the whole run.
+      cohort_size: cohort size of the configuration; with Poisson sampling, the expected size.
+      sampling: sampling of cohorts: "fixed" (of fixed size, without replacement) or "poisson".
+      num_rounds: number of rounds of the whole run.
       crowd: all clients of the run.
       clients: (K,) int64 client ids, ascending.
       num_examples, num_steps: (K,) int64.
       class_counts: (K, classes) int64.
       start: [num_params], the broadcast point of the round.
-      params: [num_params], the global parameters: what the round began with; in `evaluation_override`, what it ended with.
+      params: [num_params], the global parameters at the start of the round; in `evaluation_override`, at its end.
       report: this method's reports, stacked: name -> (K, ...).
       weights: the aggregation weights; final from `server_update` on.
-      total: total(name, weights) -> float64, exact weighted sum computed where the vectors lie: [num_params] of a
-        reported Vector, [num_state] of "update".
-      map_updates: map_updates(f, shared) -> [f(update_k, shared) for k], run where the updates lie; `update_k` is
-        [num_params]; results should be small.
-      map_columns: map_columns(f, shared, rows) -> [f(block, extra, shared) for each block of columns, in their order]: block is
-        (K, width) float32, so many neighbouring entries of all K updates, client after client; extra is (m, width), the
-        same entries of `rows` (m, num_params). Blocks are fixed by K and num_params. A function of all updates that no
-        process could hold at once: a median, products of pairs.
-      map_test: map_test(f, shared) -> [f(model, batch, shared)] for each batch of the test set, run on the trainers with the
-        global model in eval mode; likewise meant for `evaluation_override` (needs "test-set").
-      map_features: map_features(f, shared) -> [f(features, labels, shared)], run on the trainers, once for each slice of
-        the test set at the global parameters, in eval mode: features (B, width), the head's input, and labels (B,) int64.
-        The slices, and so the results in their order, do not depend on the trainers. It is meant for `evaluation_override`; what
-        methods return there is not in place (needs "features").
-      validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode,
-        of the model that these weights would give before any `server_update` (needs "validation-set").
-      validation_gradient: validation_gradient(mode) -> [num_params], gradient of that mean cross-entropy at the broadcast
-        point, with the buffers that the round began with, in "train" or "eval" mode; plain backpropagation, once a round, on
-        one trainer, as `ClientView.validation_gradient` does it (needs "validation-set"). Personal layers are as they
-        began at the server, so a method that uses it should refuse them.
+      total: total(name, weights) -> float64, exact weighted sum, computed on the trainers that hold the vectors:
+        [num_params] for a reported Vector, [num_state] for "update".
+      map_updates: map_updates(f, shared) -> [f(update_k, shared) for k], run on the trainers that hold the updates;
+        `update_k` is [num_params]; results should be small.
+      map_columns: map_columns(f, shared, rows) -> [f(block, extra, shared) for each block of columns, in their order]:
+        block is (K, width) float32, `width` neighbouring entries of all K updates, one client per row; extra is (m,
+        width), the same entries of `rows` (m, num_params). Blocks depend only on K and num_params. For functions of all
+        updates at once, which no process could hold, such as a median or products of pairs.
+      map_test: map_test(f, shared) -> [f(model, batch, shared)] for each batch of the test set, run on the trainers
+        with the global model in eval mode; meant for `evaluation_override` (needs "test-set").
+      map_features: map_features(f, shared) -> [f(features, labels, shared)], run on the trainers, once for each slice
+        of the test set at the global parameters, in eval mode: features (B, width), the head's input, and labels (B,)
+        int64. The slices, and so the results in their order, do not depend on the trainers. Meant for
+        `evaluation_override`; the tensors that methods return from this hook are not in the model yet (needs
+        "features").
+      validation_loss: validation_loss(weights) -> mean cross-entropy over the server's validation set, in eval mode, of
+        the model that would result from these weights before any `server_update` (needs "validation-set").
+      validation_gradient: validation_gradient(mode) -> [num_params], gradient of the mean cross-entropy over the
+        validation set at the broadcast point, with the buffers of the start of the round, in "train" or "eval" mode. It
+        is computed once per round on one trainer, by plain backpropagation, as `ClientView.validation_gradient` (needs
+        "validation-set"). Personal layers have their initial values at the server, so a method that uses this gradient
+        should refuse personal layers.
       validation_update: validation_update() -> [num_params], the update of a client whose examples are the server's
         validation set, from the broadcast point, with the clients' settings and without methods (needs "validation-set").
-      move_buffers: move_buffers(change) adds [num_state - num_params] to the new global buffers, in `server_update`.
-      log: log(name, value, columns) keeps a number as the metric `method/name`, or a tensor whose first axis is the
-        cohort, or that has one axis, as an array of the run, drawn as a heat map; `columns` name its last axis.
+      move_buffers: move_buffers(change) adds change, [num_state - num_params], to the new global buffers; for
+        `server_update`.
+      log: log(name, value, columns) records a number as the metric `method/name`. A tensor whose first axis is the
+        cohort, or with a single axis, becomes an array of the run and a heat map; `columns` are the names along its
+        last axis.
       generator: this method's own random stream of this round at the server.
       staleness: (K,) int64, server steps since each client received its model; 0 in synchronous rounds.
       began_at: began_at(client) -> [num_params], the broadcast point that a client of the round received.
@@ -408,26 +412,29 @@ class Method:
       {'fc.weight': tensor([0.2500, 0.7500], dtype=torch.float64)}
 
     Attributes:
-      init: init(params, layout) -> server state of this method at the start of the run.
+      init: init(params, layout) -> the method's server state at the start of the run.
       claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion", "own-model",
-        "weights:<leaf>", "backward:<layer>", "arrivals", "broadcast-point", "merge" (its `server_update` makes the update of
-        its leaves from the clients' anew, whatever it is given), "server-optimizer"; "@head" in a pattern stands for the
-        path of the classifier layer.
-      needs: "classes" (one a row), "clock" (the group `time`), "validation-set", "test-set", "client-order" (of the validation
-        rows), "sgd", "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A and B of each adapter
-        are trained and shared).
-      excludes: hook, "is_phase" or "is_robust" -> why no other method of the run may have or be that; those named in `trusts`
-        may.
-      base_weights: what `weigh` hooks start from: shares of the examples, or the same for every participant. "uniform"
-        of one method holds for the run; a method that claims weights replaces either.
-      arrivals: updates that end a round, while the other clients at work go on with the models that they received: an
-        asynchronous method, in which `cohort.size` clients are at work at a time. None: a round waits for its clients.
-      late_share: of all clients, drawn once for the run (`Crowd.drawn`): they train after the others of their round, see
-        `overhear`.
-      is_phase: runs by itself after the last round: one round, all clients, no local steps (CCVR).
-      fits: fits(sizes) -> why the method cannot run with them, in words; empty where it can.
+        "weights:<leaf>", "backward:<layer>", "arrivals", "broadcast-point", "merge" (the method's `server_update`
+        computes the update of its leaves anew from the clients' updates, and ignores the update that it receives),
+        "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
+      needs: "classes" (one class per row), "clock" (the group `time`), "validation-set", "test-set", "client-order" (of
+        the validation rows), "sgd", "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A
+        and B of each adapter are trained and shared).
+      excludes: hook, "is_phase" or "is_robust" -> the reason why no other method of the run may have this hook or
+        property; methods named in `trusts` may have it.
+      base_weights: weights with which the `weigh` hooks start: shares of the examples, or equal weights. If one method
+        has "uniform", the whole run starts with equal weights; a method that claims weights replaces the starting
+        weights.
+      arrivals: number of updates that end a round of an asynchronous method. `cohort.size` clients are at work at a
+        time; clients whose updates have not arrived continue to train from the models that they received. None: a round
+        waits for all its clients.
+      late_share: share of all clients that are latecomers, drawn once for the run (`Crowd.drawn`); see `overhear`.
+      is_phase: whether the method runs after the last round, in an extra round with all clients and without local steps
+        (CCVR).
+      fits: fits(sizes) -> the reason why the method cannot run with these sizes; "" if it can.
       wraps: wraps(method) -> the method that runs in place of each method listed after this one.
-      is_robust: bounds what attackers do to the model, so that nobody may sum up all updates beside it.
+      is_robust: whether the method bounds the effect of attackers on the model; no other method of the run may then use
+        a sum of all updates.
     """
 
     name: str

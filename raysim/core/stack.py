@@ -241,7 +241,7 @@ def chain(name: str, *parts: Method) -> Method:
       True
 
     Raises:
-      ValueError: a part is a phase of its own, which cannot be inside another method, or has a hook that another excludes.
+      ValueError: a part is a phase of its own, which cannot be inside another method, or has a hook that another part excludes.
     """
     if phases := [part.name for part in parts if part.is_phase]:
         raise ValueError(f"chain {name!r}: {', '.join(phases)} runs as a separate phase; list it beside the chain")

@@ -65,7 +65,7 @@ def refuse_factors(weight: Tensor, leaf: str, why: str) -> None:
     """Check shares (K, ...): raise MethodError unless they sum to one, or to zero without clients.
 
     Args:
-      why: what the method does with them.
+      why: what the method does with the shares, for the message.
     """
     totals = weight.sum(dim=0)
     if bool(((totals - 1).abs() > 1e-6).logical_and(totals != 0).any()):

@@ -67,16 +67,17 @@ class FederationSizes:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What a round leaves behind.
+    """Record of a round.
 
     Attributes:
       metrics: tag -> number.
-      clients: a column per fact about the cohort, (K,) each.
-      weights: (K kept, num_blocks) float64, mean weight of each client in each layer block.
-      arrays: what methods logged: `method.name`, and `:columns`, `:clients` that name its axes.
-      confusion: (classes, classes) int64, test examples by true class (row) and predicted class; None where not scored, or
-        above `MOST_CLASSES`.
-      notes: lines for the user, of trainers that were ended.
+      clients: one column (K,) for each recorded property of the cohort's clients, such as their loss.
+      weights: (K, num_blocks) float64, mean weight of each client whose update was kept, in each layer block.
+      arrays: arrays that methods logged, by `method.name`; the names of an array's axes are under `method.name:columns`
+        and `method.name:clients`.
+      confusion: (classes, classes) int64, test examples by true class (row) and predicted class; None without a
+        score of the test set, or with more than `MOST_CLASSES` classes.
+      notes: lines for the user about trainers that were ended.
     """
 
     round_index: int

@@ -33,12 +33,14 @@ class Report:
     Attributes:
       folder: holds report.md, table.csv, table.tex and figures.
       tables: title -> the means, as report.md has them: accuracies and other shares in percent.
-      cells: table.csv: a row a cell, with its labels, mean, standard deviation over seeds, number of seeds and published number.
-      p_values: a row a test (one-sided exact Wilcoxon) that `method` is better than another one; `p_holm` is adjusted for all
-        tests of its table. An empty title stands for tests over all tables. Without `against` or `baseline` nothing is tested.
-        `difference` is the mean paired one, `low` and `high` its 95 % interval, `d` it over the deviation of the differences.
+      cells: table.csv: one row per cell, with its labels, mean, standard deviation over seeds, number of seeds and
+        published number.
+      p_values: one row per test (one-sided exact Wilcoxon) of whether `method` is better than `better_than`; `p_holm`
+        is adjusted for all tests of the table. An empty title stands for tests over all tables. Without `against` or
+        `baseline` nothing is tested. `difference` is the mean paired difference, `low` and `high` are its 95 %
+        interval, and `d` is the mean divided by the standard deviation of the differences.
       figures: name -> PNG.
-      text: report.md. conclusions: its first sentences.
+      text: content of report.md. conclusions: the first sentences of the text.
     """
 
     folder: Path
@@ -51,7 +53,11 @@ class Report:
 
     @classmethod
     def write(cls, runs: Sequence[Path], folder: Path, settings: Mapping[str, object]) -> Report:
-        """Write the report of some run directories to a folder. Raises ConfigError and DataError as `make_report`."""
+        """Write the report of some run directories to a folder.
+
+        Raises:
+          ConfigError, DataError: in the same cases as `make_report`.
+        """
         contents = make_report(runs, settings, source="the call")
         text = write(contents, folder).read_text()
         pictures = sorted((folder / "figures").glob("*.png"))

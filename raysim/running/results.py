@@ -75,27 +75,27 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy of the last evaluation, between 0 and 1; None if there was none."""
+        """Test accuracy of the last evaluation, between 0 and 1; None without an evaluation."""
         return next(reversed(self._scores("server/accuracy")), None)
 
     @property
     def best_accuracy(self) -> float | None:
-        """The best test accuracy of all evaluations; it looks at the test set, see `accuracy_at_best_validation`."""
+        """The best test accuracy of all evaluations, selected on the test set."""
         return max(self._scores("server/accuracy"), default=None)
 
     @property
     def main_metric(self) -> str:
-        """What the run is judged by: accuracy, or the main metric of another task."""
+        """Name of the task's main metric, such as accuracy."""
         return main_of(self.history.columns)
 
     @property
     def score(self) -> float | None:
-        """The main metric on the test set at the last evaluation; None if there was none."""
+        """The main metric on the test set at the last evaluation; None without an evaluation."""
         return next(reversed(self._scores(f"server/{self.main_metric}")), None)
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """progress.csv: a row a round, a column a metric; NaN without an evaluation."""
+        """progress.csv: one row per round, one column per metric; NaN in rounds without an evaluation."""
         import pandas as pd
 
         with _sound(self._files.progress):
@@ -104,7 +104,7 @@ class Run:
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """clients.parquet: one row a round and client."""
+        """clients.parquet: one row per round and client."""
         import pandas as pd
 
         with _sound(self._files.clients):
@@ -112,13 +112,13 @@ class Run:
             return pd.DataFrame() if table is None else table.to_pandas()
 
     def arrays(self, name: str) -> dict[int, pd.DataFrame | np.ndarray]:
-        """What methods logged under a name: round -> values.
+        """Return the arrays that methods logged under a name: round -> values.
 
         Arrays with one or two axes are DataFrames: a row for each client of the cohort, by its id, and the columns as the
-        method named them (FedVG's norms: layer blocks).
+        method named them (FedVG's norms: one column per tensor).
 
         Raises:
-          KeyError: nothing of that name was logged; says what was.
+          KeyError: no array of this name was logged; the error lists the names that were logged.
           DataError: a file is damaged.
         """
         rounds: dict[int, pd.DataFrame | np.ndarray] = {}
@@ -138,9 +138,10 @@ class Run:
         A regression predicts in the units of the targets: a forward hook undoes `data.scale_targets`.
 
         Args:
-          client: id of a client whose own model, or personal layers, the network gets, as the client's last round left them.
+          client: id of a client; the network gets the personal model or the personal layers that the client had after
+            its last round.
         Raises:
-          DataError: the run is not completed, a file of it is damaged, or the client keeps no weights.
+          DataError: the run is not completed, a file of the run is damaged, or the client keeps no weights.
         """
         from safetensors.torch import load_file
 
@@ -233,7 +234,7 @@ class Runs(Sequence[Run]):
         return f"Runs of {len(self)}: {names}{' ...' if len(self) > 5 else ''}"
 
     def frame(self) -> pd.DataFrame:
-        """Table with a row a run, indexed by name: sweep, varying settings or labels, accuracies, status."""
+        """Table with one row per run, indexed by name: sweep, varying settings or labels, accuracies, status."""
         import pandas as pd
 
         labels = [_labels(run) for run in self]
@@ -251,9 +252,9 @@ class Runs(Sequence[Run]):
 
         Args:
           metric: a column of progress.csv, or a number of summary.json.
-          mode: which values are better; by its name if not given, `min` for losses.
+          mode: which values are better, "max" or "min"; None: as the metric declares, such as "min" for losses.
         Raises:
-          DataError: no completed run recorded it.
+          DataError: no completed run recorded the metric.
         """
 
         numbers = {run: run._numbers for run in self if run.status.name == "completed"}
@@ -267,10 +268,10 @@ class Runs(Sequence[Run]):
 
 
 def load(folder: str | Path) -> Run | Runs:
-    """A run directory as a `Run`; a folder of runs, a sweep for example, as `Runs`.
+    """Load a run directory as a `Run`, or a folder of runs, for example of a sweep, as `Runs`.
 
     Args:
-      folder: a folder, or a URI such as s3://bucket/runs/a, of which a local copy is read.
+      folder: a folder, or a URI such as s3://bucket/runs/a; for a URI, a local copy is read.
     Raises:
       DataError: no such folder, or no run in it; the URI cannot be read.
     """
