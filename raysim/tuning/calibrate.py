@@ -36,8 +36,8 @@ from raysim.plan.check import check
 from raysim.plan.cost import cost_of
 from raysim.plan.splitting import uses_validation
 from raysim.plan.weights import holds_adapters
-from raysim.running.runner import changes
 from raysim.tuning.calibrate_figures import draw_calibration
+from raysim.tuning.outcome import start_sweep
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, with_whole_files
 
@@ -137,25 +137,25 @@ def _own_faults(config: Config) -> Iterator[Fault]:
 
 
 def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
-    """Run unfinished runs as trials, in parallel as far as resources allow.
+    """Run unfinished runs as trials of a sweep, in parallel as far as resources allow.
 
     Raises:
       ConfigError: a finished run has other settings, or other data. RaysimError: a run failed. Interrupted: a signal.
     """
     runs = {f"{pair.name}/{kind}": getattr(pair, kind) for pair in plan.pairs for kind in ("federated", "joint")}
-    waiting = {name: run for name, run in runs.items() if not _is_finished(run)}
-    if len(waiting) < len(runs):
-        listener.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
-    if not waiting:
-        return
-    from raysim.tuning.driver import run_sweep  # Tune
-
     trials = []
-    for name, run in waiting.items():
+    for name, run in runs.items():
         raw = run.config.model_dump()
         trials.append(SweepTrial(name, {}, raw, run.config, run.num_rounds, run.manifest.checksum, cost_of(run)))
     base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
     sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    if num_finished := sum(end.is_finished for end in start_sweep(sweep).values()):
+        listener.say(f"{num_finished} of {len(runs)} runs are finished")
+    if num_finished == len(runs):
+        return
+    from raysim.tuning.driver import run_sweep  # Tune
+
     _, outcomes = run_sweep(sweep, listener)
     if failed := [f"{name}: {end.message}" for name, end in outcomes.items() if not end.is_finished]:
         mend = "the same command resumes unfinished runs"
@@ -165,24 +165,6 @@ def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
 def _folder(plan: Plan) -> RunFolder:
     assert plan.config.name is not None
     return RunFolder(Path(plan.config.storage) / plan.config.name)
-
-
-def _is_finished(plan: Plan) -> bool:
-    """Whether the run is complete, undamaged, and of this configuration."""
-    run = _folder(plan)
-    if run.status.name != "completed":
-        return False
-    kinds = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError)
-    with explained("a finished run is damaged", run.path, "delete that folder", *kinds):
-        before = Config.model_validate(run.read_config()).model_dump(mode="json")
-        partition = run.read_json(run.partition)["checksum"]
-    remedy = f"restore the old value, choose another name, or delete {run.path}"
-    differences = changes(before, plan.config.model_dump(mode="json"))
-    faults = [Fault(key, f"is {new!r}, but the finished run has {old!r}; {remedy}") for key, old, new in differences]
-    if not faults and partition != plan.manifest.checksum:
-        faults = [Fault("data", f"the set changed since the run; choose another name, or delete {run.path}")]
-    refuse(faults, "resuming a calibration")
-    return True
 
 
 def rows_of(plan: CalibrationPlan) -> pd.DataFrame:
