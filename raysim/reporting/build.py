@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,10 +64,6 @@ class ReportRequest:
     beside: Sequence[Published]
     notes: list[str]
 
-    @property
-    def measure(self) -> ReportMetric:
-        return self.metrics[0][1]
-
     def attempt(self, key: str, make: Callable[[], T], otherwise: T) -> T:
         """Return the result of `make`, or `otherwise` after a LookupError. Raises ConfigError."""
         try:
@@ -83,37 +79,65 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
 
     Args:
-      paths: run directories or folders of runs.
+      paths: run directories or folders of runs; none: the numbers of published tables alone.
       given: settings of the `report` group that override the recipe's; source: where they come from, for messages.
     Raises:
       ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
     """
     runs = find_runs(paths)
     asked = _request(runs, given, source)
-    group = asked.group
-    finished = _recorded(_finished(runs), group, asked.metrics, asked.notes)
-    asked.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
-    report = _compared(asked, cells_of(finished, asked.metrics, asked.beside), asked.measure, runs)
-    if any(run.claimed for run in finished):
-        report = replace(report, theirs=[])  # shares of layers have no labels of a set that published ones have, too
-    chosen = selections(report.tables, group.rows, report.theirs) if "selection" in kinds(group.figures) else ()
-    return replace(
-        report,
-        others=() if group.metrics else tuple(other_accuracy(report.tables, group.rows)),
-        extras=[*report.extras, *chosen],
-        changed=changed_settings(finished, asked.theirs, group.published),
+    group, notes = asked.group, asked.notes
+    finished = _recorded(_finished(runs), group, asked.metrics, notes)
+    notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
+    tables = _tables(asked, cells_of(finished, asked.metrics, asked.beside) if runs else _cells_of_papers(asked))
+    tables = asked.attempt("gain", lambda: with_gains(tables, group.gain, asked.beside), tables)
+    subject = asked.attempt("against", lambda: row_of(group.against, tables), None)
+    baseline = asked.attempt("baseline", lambda: row_of(group.baseline, tables), None)
+    timed = asked.attempt("time", lambda: row_of(group.time, tables), None)
+    target = asked.attempt("target", lambda: target_of(group.target, tables), None)
+    extras = [*averages(tables, group.rows)] if len(tables) > 1 else []
+    if runs and timed is not None:
+        times = [*relative_times(tables, group.rows, timed, asked.beside)]
+        if not times:
+            notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
+        extras += times
+    if runs and target is not None:
+        extras += costs(tables, group.rows, target)
+    # Shares of layers have no labels of a set that published ones have, too.
+    theirs = [] if any(run.claimed for run in finished) else asked.beside
+    if "selection" in kinds(group.figures):
+        extras += selections(tables, group.rows, theirs)
+    pairs = pairs_of(tables, subject, baseline)
+    return ReportContents(
+        group=group,
+        runs=runs,
+        tables=tables,
+        theirs=theirs,
+        subject=subject,
+        baseline=baseline,
+        by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
+        by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
+        notes=notes,
+        others=[*other_accuracy(tables, group.rows)] if runs and not group.metrics else [],
+        extras=extras,
+        changed=changed_settings(finished, asked.theirs, group.published) if runs else [],
+        printed=statistics(asked.theirs),
     )
 
 
-def published_report(given: Settings, *, source: str = "the command line") -> ReportContents:
+def published_report(given: Settings) -> ReportContents:
     """Average, rank and test the numbers of published tables alone. Raises as `make_report`."""
-    asked = _request([], given, source)
+    return make_report([], given)
+
+
+def _cells_of_papers(asked: ReportRequest) -> list[Cell]:
+    """The accuracies of the published tables. Raises ConfigError: none is named. DataError: there are none in them."""
     if not asked.theirs:
-        raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
+        raise ConfigError([Fault("report", "give run directories, or --published NAME")], asked.source)
     cells = published_cells(asked.theirs)
     if not cells:
         raise DataError("no accuracy", ", ".join(asked.group.published), "name a published table with accuracies")
-    return _compared(asked, cells, ACCURACY, [])
+    return cells
 
 
 def _request(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportRequest:
@@ -124,7 +148,7 @@ def _request(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
     if code:
         group = group.model_copy(update={"figures": [name for name in group.figures or () if name not in code]})
     theirs = [cell for name in group.published for cell in published(name)]
-    metrics = _metrics(group, runs)
+    metrics = _metrics(group, runs) if runs else [({}, ACCURACY)]
     measure = metrics[0][1]
     # The accuracy on a further test set is a published one only where a label of the report says which.
     is_theirs = measure.is_accuracy and (bool(group.metrics) or measure.column == "server/accuracy")
@@ -132,38 +156,7 @@ def _request(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
     return ReportRequest(given, source, group, metrics, theirs, beside, notes)
 
 
-def _compared(
-    asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric, runs: Sequence[ReportedRun]
-) -> ReportContents:
-    """The tables of some cells, with their tests, averages, times and costs."""
-    group, notes = asked.group, asked.notes
-    tables = _tables(asked, cells, metric)
-    tables = asked.attempt("gain", lambda: with_gains(tables, group.gain, asked.beside), tables)
-    subject = asked.attempt("against", lambda: row_of(group.against, tables), None)
-    baseline = asked.attempt("baseline", lambda: row_of(group.baseline, tables), None)
-    timed = asked.attempt("time", lambda: row_of(group.time, tables), None)
-    target = asked.attempt("target", lambda: target_of(group.target, tables), None)
-    extras = [*averages(tables, group.rows)] if len(tables) > 1 else []
-    times = [*relative_times(tables, group.rows, timed, asked.beside)] if timed is not None else []
-    if timed is not None and runs and not times:
-        notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
-    pairs = pairs_of(tables, subject, baseline)
-    return ReportContents(
-        group=group,
-        runs=runs,
-        tables=tables,
-        theirs=asked.beside,
-        subject=subject,
-        baseline=baseline,
-        by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
-        by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
-        notes=notes,
-        extras=[*extras, *times, *(costs(tables, group.rows, target) if target is not None and runs else ())],
-        printed=statistics(asked.theirs),
-    )
-
-
-def _tables(asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric) -> list[Table]:
+def _tables(asked: ReportRequest, cells: Sequence[Cell]) -> list[Table]:
     """Tables of cells; a column label of a recipe that none has becomes a note."""
     group = asked.group
     known = {key for cell in cells for key in cell.labels}
@@ -178,7 +171,7 @@ def _tables(asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric) -
         last=[group.against] if group.against and not asked.theirs else [],
         order=asked.theirs,
         ignore=group.ignore,
-        metric=metric,
+        metric=asked.metrics[0][1],
     )
 
 

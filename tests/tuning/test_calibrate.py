@@ -174,7 +174,9 @@ def test_again_only_the_fit_is_done_and_elsewhere_the_bytes_are_the_same(calibra
 
 def test_finished_runs_of_another_configuration_are_refused(calibrated):
     words = ["calibrate", str(calibrated[0].parent / "c.yaml"), "local.lr=0.5"]
-    with pytest.raises(ConfigError, match=r"local\.lr: is 0\.5, but finished trial p0-s0/federated \(and 1 more\) has 0\.005"):
+    with pytest.raises(
+        ConfigError, match=r"local\.lr: is 0\.5, but finished trial p0-s0/federated \(and 1 more\) has 0\.005"
+    ):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
