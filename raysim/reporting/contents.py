@@ -16,7 +16,7 @@ from raysim.base.errors import ConfigError, Fault
 from raysim.base.texts import number
 from raysim.config import ReportGroup
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.measure import BESIDE, ReportMetric, by_round, every_of
+from raysim.reporting.measure import BESIDE, ReportMetric, every_of, recorded
 from raysim.reporting.panels import Styles, styles_of
 from raysim.reporting.published import Published, is_same, match
 from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, with_sign
@@ -116,20 +116,21 @@ CHOSEN = "The same runs. The best round is selected on the test set; the last ro
 TIMES = ("time_rel_fedavg",)
 
 
-def other_accuracy(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
+def other_accuracy(tables: Sequence[Table], rows: str, runs: Sequence[ReportedRun]) -> Iterator[Extra]:
     """The last accuracies beside tables of the best ones, or the reverse; nothing beside other metrics.
 
     Args:
-      rows: the label of the rows.
+      rows: the label of the rows; runs: all runs of the tables.
     """
     name = BESIDE.get(tables[0].metric.name)
     if name is None:
         return
     metric = ReportMetric(name)
+    scores = {run.folder: metric.score(run) for run in runs}
 
     def entry(cell: Cell | None) -> Entry:
-        scores = [metric.score_of(folder) for folder in cell.folders.values()] if cell else []
-        known = [score for score in scores if score is not None]
+        folders = cell.folders.values() if cell else ()
+        known = [score for folder in folders if (score := scores[folder]) is not None]
         return Entry(accuracy(*mean_and_std(known), metric.digits) if known else "-")
 
     for table in tables:
@@ -177,7 +178,7 @@ def _beside(ratio: float | None, printed: Published | None) -> str:
 
 def mean_train_seconds(folder: Path) -> float | None:
     """Mean seconds of training in a round, without the first one, in which everything is started and compiled."""
-    seconds = list(by_round(folder, "system/train_s").values())[1:]
+    seconds = list(recorded(folder, "system/train_s").values())[1:]
     return float(np.mean(seconds)) if seconds else None
 
 
@@ -246,7 +247,7 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
     files = RunFolder(folder)
     every = every_of(files.read_config())
     # An accuracy is a share of examples: a row reaches its own mean, which came here as percent, whatever rounding did.
-    reached = next((index for index, value in by_round(folder, column, every).items() if value >= target - 1e-9), None)
+    reached = next((index for index, value in recorded(folder, column, every).items() if value >= target - 1e-9), None)
     if reached is None:
         return None
     rows = [row for row in files.progress_rows() if int(row["round"]) <= reached]

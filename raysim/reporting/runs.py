@@ -219,12 +219,11 @@ def _name(config: Settings, group: str) -> str:
 
 def unfounded(run: ReportedRun) -> dict[str, Label]:
     """Labels of data set and model that the configuration does not bear out, see `raysim.reporting.published`."""
-    labels = {**run.labels, **run.claimed}
     is_true = {
-        "dataset": is_set(labels.get("dataset"), _name(run.config, "data")),
-        "model": is_network(labels.get("model"), run.config.get("model") or {}),
+        "dataset": is_set(run.labels.get("dataset"), _name(run.config, "data")),
+        "model": is_network(run.labels.get("model"), run.config.get("model") or {}),
     }
-    return {key: labels[key] for key in is_true if key in labels and not is_true[key]}
+    return {key: run.labels[key] for key in is_true if key in run.labels and not is_true[key]}
 
 
 def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
@@ -233,7 +232,7 @@ def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
     So it is with recipes that were scaled down; their results say nothing about published numbers.
     """
     ran = {"dataset": ("ran on", "data"), "model": ("was", "model")}
-    claims = [(claim, *ran[key], run) for run in runs for key, claim in unfounded(run).items()]
+    claims = [(claim, *ran[key], run) for run in runs for key, claim in run.claimed.items()]
     return list(dict.fromkeys(f"{claim} ({word} {_name(run.config, group)})" for claim, word, group, run in claims))
 
 

@@ -29,7 +29,7 @@ class RunState:
       has_other_stop: the conditions of `stop` differ; goes_on: under those asked for, the run would not have ended yet.
       changes: (key, value before, value asked for) of all other settings that differ, and of `rounds`.
       depends_on_length: what in the plan depends on the number of rounds from the first one on, in words.
-      other_partition, other_weights: the fault where the data or the pretrained weights are not those of before.
+      other_data: the fault where the data or the pretrained weights are not those of before.
     """
 
     name: str
@@ -44,8 +44,7 @@ class RunState:
     goes_on: bool = False
     changes: tuple[tuple[str, object, object], ...] = ()
     depends_on_length: str = ""
-    other_partition: Fault | None = None
-    other_weights: Fault | None = None
+    other_data: Fault | None = None
 
     @property
     def kind(self) -> str:
@@ -97,5 +96,4 @@ def _faults(state: RunState) -> list[Fault]:
     if state.is_longer and state.depends_on_length:
         text = f"{state.kind} has {state.rounds_before} rounds, and {state.depends_on_length} depends on the number"
         faults.append(Fault("rounds", f"{text}; choose another name"))
-    data = [fault for fault in (state.other_partition, state.other_weights) if fault is not None]
-    return faults or data[:1]
+    return faults or [fault for fault in (state.other_data,) if fault is not None]

@@ -245,8 +245,7 @@ def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
         goes_on=len(rows) < rounds_before and not reason_to_stop(config.stop, rows, config.evaluation.every),
         changes=tuple(changes(before, now)),
         depends_on_length=plan.depends_on_length,
-        other_partition=None if is_same_partition else _other_partition(plan, state.kind),
-        other_weights=_other_weights(plan, folder, state.kind),
+        other_data=_other_data(plan, folder, state.kind, is_same_partition),
     )
 
 
@@ -279,22 +278,18 @@ def _checkpoint(
     return checkpoint
 
 
-def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
-    """Yield a fault if the run's pretrained weights have changed. run: name for messages."""
+def _other_data(plan: Plan, folder: RunFolder, run: str, is_same_partition: bool) -> Fault | None:
+    """Return the fault of a run whose partition or pretrained weights changed. run: name for messages."""
+    if not is_same_partition:
+        is_file = plan.config.partition.scheme.name == "file"
+        key, what = ("partition.file", "the partition in the file") if is_file else ("data", "the set")
+        return Fault(key, f"{what} changed since {run} began; choose another name")
     if not folder.weights.is_file() or folder.weights.read_bytes() == plan.weights_sha256.encode():
         return None
     model = plan.config.model
     place = model.pretrained or (model.name if model.name.startswith("transformers:") else "no file")
     text = f"the weights in {place} changed since {run} began"
     return Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
-
-
-def _other_partition(plan: Plan, run: str) -> Fault:
-    """Yield a fault if the run's partition differs from the plan's. run: name for messages."""
-    key, what = "data", "the set"
-    if plan.config.partition.scheme.name == "file":
-        key, what = "partition.file", "the partition in the file"
-    return Fault(key, f"{what} changed since {run} began; choose another name")
 
 
 def _after_round(

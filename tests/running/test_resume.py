@@ -15,8 +15,7 @@ LR = {"changes": (("local.lr", 0.1, 0.2),)}
 FEWER = {"rounds": 3, "changes": (("rounds", 4, 3),)}
 MORE = {"rounds": 6, "changes": (("rounds", 4, 6),)}
 OTHER_STOP = {"has_other_stop": True}
-DATA = {"other_partition": Fault("data", "the set changed")}
-WEIGHTS = {"other_weights": Fault("model.pretrained", "the weights changed")}
+DATA = {"other_data": Fault("data", "the set changed")}
 
 ROWS = [
     ({"has_config": False}, "begin"),
@@ -31,8 +30,6 @@ ROWS = [
     ({**LR, **MORE, "changes": (*LR["changes"], *MORE["changes"])}, "ConfigError: local.lr: is 0.2"),
     ({"damage": "no such key"}, "RunExists: run 'a' cannot be resumed: config.yaml or partition.json is damaged"),
     (DATA, "ConfigError: data: the set changed"),
-    (WEIGHTS, "ConfigError: model.pretrained: the weights changed"),
-    ({**DATA, **WEIGHTS}, "ConfigError: data: the set changed"),
     ({**DATA, **LR}, "ConfigError: local.lr: is 0.2"),
     ({**MORE, "depends_on_length": "local.schedule"}, "ConfigError: rounds: the unfinished run in runs/a has 4 rounds"),
     (FINISHED, "show"),
