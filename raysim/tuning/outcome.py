@@ -23,10 +23,9 @@ from raysim.base.errors import Fault, RaysimError, RunExists, explained, refuse
 from raysim.base.texts import cells
 from raysim.config import Config
 from raysim.folders.files import write_file
-from raysim.folders.run_folder import Mark, RunFolder
+from raysim.folders.run_folder import Mark, RunFolder, changes
 from raysim.folders.storage import Copy
 from raysim.running.record import headlines, judged
-from raysim.running.runner import changes
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial
 
