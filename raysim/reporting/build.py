@@ -53,8 +53,8 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     finished = _recorded(_finished(runs), group, metrics, notes)
     notes += [*other_rows(finished, group.rows), *other_methods(finished)]
     cells = cells_of(finished, metrics, beside) if runs else _cells_of_papers(theirs, group, source)
-    group = _with_known_columns(group, cells, given, notes)
-    tables = make_tables(cells, group, order=theirs, metric=metrics[0][1])
+    arranged = _with_known_columns(group, cells, given, notes)
+    tables = make_tables(cells, arranged, order=theirs, metric=metrics[0][1])
 
     def attempt(key: str, make: Callable[[], T], otherwise: T) -> T:
         try:
