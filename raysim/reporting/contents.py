@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -232,8 +232,8 @@ class Cost(NamedTuple):
     simulated_h: float = 0.0
 
 
-#: Unit of each number of a cost in a heading; the last one only where some run has simulated time.
-UNITS = ("rounds", "MB", "s", "simulated h")
+#: Unit of each number of a cost in a heading -> digits of their means; the last one only where some run has simulated time.
+UNITS = {"rounds": 1, "MB": 1, "s": 1, "simulated h": 3}
 
 
 def cost(folder: Path, column: str, target: float) -> Cost | None:
@@ -277,14 +277,14 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[E
         else:
             levels = dict.fromkeys(table.columns, target)
         folders = [folder for cell in table.cells.values() for folder in cell.folders.values()]
-        units = UNITS if any(RunFolder(each).read_config().get("time") for each in folders) else UNITS[:-1]
+        units = UNITS if any(RunFolder(each).read_config().get("time") for each in folders) else [*UNITS][:-1]
         header = [rows]
         for column, level in levels.items():
             name = f"{heading(table.names, column)}, " if table.names else ""
             header += [f"{name}{level:.2f} %: {unit}" for unit in units]
         lines: list[Line] = []
         for row in table.rows:
-            entries = [_entries(table.cells.get((row, c)), level, len(units)) for c, level in levels.items()]
+            entries = [_entries(table.cells.get((row, c)), level, units) for c, level in levels.items()]
             lines.append((row, tuple(itertools.chain(*entries))))
         if levels:
             yield Extra(f"To a target accuracy: {table.title}", caption, header, lines)
@@ -307,15 +307,15 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
     return value
 
 
-def _entries(cell: Cell | None, level: float, num_units: int) -> list[Entry]:
+def _entries(cell: Cell | None, level: float, units: Iterable[str]) -> list[Entry]:
     """The numbers of a cell, by the column of its own metric."""
     costs = [cost(folder, cell.metric.column, level / 100) for folder in cell.folders.values()] if cell else []
     reached = [cost for cost in costs if cost is not None]
     if not reached:
-        return [Entry("never" if costs else "-")] * num_units
+        return [Entry("never" if costs else "-") for _ in units]
     count = f" ({len(reached)} of {len(costs)})" if len(reached) < len(costs) else ""
-    numbers = zip(zip(*reached, strict=True), (1, 1, 1, 3)[:num_units], strict=False)
-    return [Entry(accuracy(*mean_and_std(values), digits=digits) + count) for values, digits in numbers]
+    numbers = zip(units, zip(*reached, strict=True), strict=False)
+    return [Entry(accuracy(*mean_and_std(values), digits=UNITS[unit]) + count) for unit, values in numbers]
 
 
 #: Layer block, in module order -> row -> percent of FLFA's choices (mean over seeds).

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -258,15 +259,19 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
 
 def row_methods(config: Settings) -> str:
     """The methods in order, `fedprox + fedvg`; fedavg for none."""
-    specs = config.get("methods") or []
-    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else str(spec) for spec in specs) or "fedavg"
+    return " + ".join(name for name, _ in _specs(config.get("methods"))) or "fedavg"
+
+
+def _specs(methods: Iterable[Any] | None) -> list[tuple[str, Settings]]:
+    """(name, options) of each method of a list as a file has it."""
+    pairs = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in methods or ())
+    return [(str(name), options or {}) for name, options in pairs]
 
 
 def _options(config: Settings) -> Settings:
     """Return the options of the methods: `mu` for a single method, else `fedprox.mu`."""
-    specs = config.get("methods") or []
-    named = [item for spec in specs if isinstance(spec, dict) for item in spec.items()]
-    prefixed = [(f"{name}." if len(specs) > 1 else "", options or {}) for name, options in named]
+    specs = _specs(config.get("methods"))
+    prefixed = [(f"{name}." if len(specs) > 1 else "", options) for name, options in specs]
     return {f"{prefix}{key}": value for prefix, options in prefixed for key, value in options.items()}
 
 
@@ -313,8 +318,7 @@ def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
 def compared(flat: Settings) -> Settings:
     """Return the settings, by dotted keys, that define the experiment."""
     kept = {key: value for key, value in flat.items() if ASIDE.isdisjoint((key, key.partition(".")[0]))}
-    named = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in kept.get("methods") or [])
-    kept["methods"] = [{name: options or {}} for name, options in named if name not in ONLOOKERS]
+    kept["methods"] = [{name: options} for name, options in _specs(kept.get("methods")) if name not in ONLOOKERS]
     if kept.get("model.pretrained") is not None:  # a file of the same weights has another name on every machine
         kept["model.pretrained"] = "given"
     if kept["cohort.size"] is None:  # a number of clients, however it was given
