@@ -160,10 +160,9 @@ def _recorded(
       DataError: no run is left whose numbers are finite.
     """
     scores = {run.folder: [metric.score(run) for _, metric in metrics] for run in runs}
-    lacking = [run for run in runs if all(number is None for number in scores[run.folder])]
-    diverged = [
-        run for run in runs if not all(number is None or math.isfinite(number) for number in scores[run.folder])
-    ]
+    recorded = {run.folder: [each for each in scores[run.folder] if each is not None] for run in runs}
+    lacking = [run for run in runs if not recorded[run.folder]]
+    diverged = [run for run in runs if not all(map(math.isfinite, recorded[run.folder]))]
     lacking = lacking if len(lacking) < len(runs) else []  # what the metric might be called is told where it is read
     for place, (_, metric) in enumerate(metrics if len(metrics) > 1 else ()):
         without = sum(scores[run.folder][place] is None for run in runs if run not in lacking)
