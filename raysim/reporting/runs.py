@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -262,7 +261,7 @@ def row_methods(config: Settings) -> str:
     return " + ".join(name for name, _ in _specs(config.get("methods"))) or "fedavg"
 
 
-def _specs(methods: Iterable[Any] | None) -> list[tuple[str, Settings]]:
+def _specs(methods: Iterable[object] | None) -> list[tuple[str, Settings]]:
     """(name, options) of each method of a list as a file has it."""
     pairs = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in methods or ())
     return [(str(name), options or {}) for name, options in pairs]
