@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,17 +25,7 @@ from raysim.reporting.measure import DEFAULT, ReportMetric
 from raysim.reporting.published import ACCURACIES, Label, Published, published, statistics
 from raysim.reporting.runs import ReportedRun, Settings, changed_settings, find_runs, other_rows, tables_of
 from raysim.reporting.significance import GAINS, over_seeds, over_tables, pairs_of, with_gains
-from raysim.reporting.tables import (
-    ACCURACY,
-    Cell,
-    Table,
-    cells_of,
-    make_tables,
-    other_methods,
-    published_cells,
-    row_of,
-    text,
-)
+from raysim.reporting.tables import ACCURACY, Cell, cells_of, make_tables, other_methods, published_cells, row_of, text
 
 T = TypeVar("T")
 
@@ -44,142 +33,112 @@ T = TypeVar("T")
 LISTS = ("columns", "ignore", "published", "figures")
 
 
-@dataclass(frozen=True)
-class ReportRequest:
-    """What a report is asked for.
+def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the command line") -> ReportContents:
+    """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
 
     A row or column that the runs lack is a fault if the command line (`source`) names it. In a recipe it becomes a note: a row
     may be missing because its runs are not finished yet, and the rest of the report can be made.
 
-    Attributes:
-      metrics: (label that it adds, metric) of each number of a run that makes a cell.
-      theirs: cells of the published tables; beside: those that stand beside the runs' numbers.
-    """
-
-    given: Settings
-    source: str
-    group: ReportGroup
-    metrics: Sequence[tuple[dict[str, Label], ReportMetric]]
-    theirs: Sequence[Published]
-    beside: Sequence[Published]
-    notes: list[str]
-
-    @property
-    def measure(self) -> ReportMetric:
-        return self.metrics[0][1]
-
-    def attempt(self, key: str, make: Callable[[], T], otherwise: T) -> T:
-        """Return the result of `make`, or `otherwise` after a LookupError. Raises ConfigError."""
-        try:
-            return make()
-        except LookupError as error:
-            if key in self.given:
-                raise ConfigError([Fault(f"report.{key}", str(error))], self.source) from error
-            self.notes.append(f"`report.{key}`: {error}")
-            return otherwise
-
-
-def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the command line") -> ReportContents:
-    """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
-
     Args:
-      paths: run directories or folders of runs.
+      paths: run directories or folders of runs; none: the numbers of published tables alone.
       given: settings of the `report` group that override the recipe's; source: where they come from, for messages.
     Raises:
       ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
     """
     runs = find_runs(paths)
-    asked = _request(runs, given, source)
-    group = asked.group
-    finished = _recorded(_finished(runs), group, asked.metrics, asked.notes)
-    asked.notes.extend([*other_rows(finished, group.rows), *other_methods(finished)])
-    report = _compared(asked, cells_of(finished, asked.metrics, asked.beside), asked.measure, runs)
-    if any(run.claimed for run in finished):
-        report = replace(report, theirs=[])  # shares of layers have no labels of a set that published ones have, too
-    chosen = selections(report.tables, group.rows, report.theirs) if "selection" in kinds(group.figures) else ()
-    return replace(
-        report,
-        others=() if group.metrics else tuple(other_accuracy(report.tables, group.rows)),
-        extras=[*report.extras, *chosen],
-        changed=changed_settings(finished, asked.theirs, group.published),
-    )
-
-
-def published_report(given: Settings, *, source: str = "the command line") -> ReportContents:
-    """Average, rank and test the numbers of published tables alone. Raises as `make_report`."""
-    asked = _request([], given, source)
-    if not asked.theirs:
-        raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
-    cells = published_cells(asked.theirs)
-    if not cells:
-        raise DataError("no accuracy", ", ".join(asked.group.published), "name a published table with accuracies")
-    return _compared(asked, cells, ACCURACY, [])
-
-
-def _request(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportRequest:
-    """The settings of a report, and the published cells that they name."""
-    group = settings(runs, given, source)
-    code = [name for name in group.figures or () if ":" in name] if "figures" not in given else []
-    notes = [f"Figure `{name}` is code that the runs name: give the name to the report to draw it." for name in code]
-    if code:
-        group = group.model_copy(update={"figures": [name for name in group.figures or () if name not in code]})
+    group, notes = _without_code(settings(runs, given, source), given)
     theirs = [cell for name in group.published for cell in published(name)]
-    metrics = _metrics(group, runs)
-    measure = metrics[0][1]
-    # The accuracy on a further test set is a published one only where a label of the report says which.
-    is_theirs = measure.is_accuracy and (bool(group.metrics) or measure.column == "server/accuracy")
-    beside = [cell for cell in theirs if is_theirs or cell.metric not in (*ACCURACIES, *GAINS)]
-    return ReportRequest(given, source, group, metrics, theirs, beside, notes)
+    metrics = _metrics(group, runs) if runs else [({}, ACCURACY)]
+    beside = _beside(theirs, group, metrics[0][1])
+    finished = _recorded(_finished(runs), group, metrics, notes)
+    notes += [*other_rows(finished, group.rows), *other_methods(finished)]
+    cells = cells_of(finished, metrics, beside) if runs else _cells_of_papers(theirs, group, source)
+    arranged = _with_known_columns(group, cells, given, notes)
+    tables = make_tables(cells, arranged, order=theirs, metric=metrics[0][1])
 
+    def attempt(key: str, make: Callable[[], T], otherwise: T) -> T:
+        try:
+            return make()
+        except LookupError as error:
+            if key in given:
+                raise ConfigError([Fault(f"report.{key}", str(error))], source) from error
+            notes.append(f"`report.{key}`: {error}")
+            return otherwise
 
-def _compared(
-    asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric, runs: Sequence[ReportedRun]
-) -> ReportContents:
-    """The tables of some cells, with their tests, averages, times and costs."""
-    group, notes = asked.group, asked.notes
-    tables = _tables(asked, cells, metric)
-    tables = asked.attempt("gain", lambda: with_gains(tables, group.gain, asked.beside), tables)
-    subject = asked.attempt("against", lambda: row_of(group.against, tables), None)
-    baseline = asked.attempt("baseline", lambda: row_of(group.baseline, tables), None)
-    timed = asked.attempt("time", lambda: row_of(group.time, tables), None)
-    target = asked.attempt("target", lambda: target_of(group.target, tables), None)
+    tables = attempt("gain", lambda: with_gains(tables, group.gain, beside), tables)
+    subject = attempt("against", lambda: row_of(group.against, tables), None)
+    baseline = attempt("baseline", lambda: row_of(group.baseline, tables), None)
+    timed = attempt("time", lambda: row_of(group.time, tables), None)
+    target = attempt("target", lambda: target_of(group.target, tables), None)
     extras = [*averages(tables, group.rows)] if len(tables) > 1 else []
-    times = [*relative_times(tables, group.rows, timed, asked.beside)] if timed is not None else []
-    if timed is not None and runs and not times:
-        notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
+    if runs and timed is not None:
+        times = [*relative_times(tables, group.rows, timed, beside)]
+        if not times:
+            notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
+        extras += times
+    if runs and target is not None:
+        extras += costs(tables, group.rows, target)
+    if any(run.claimed for run in finished):
+        beside = []  # shares of layers have no labels of a set that published ones have, too
+    if "selection" in kinds(group.figures):
+        extras += selections(tables, group.rows, beside)
     pairs = pairs_of(tables, subject, baseline)
     return ReportContents(
         group=group,
         runs=runs,
         tables=tables,
-        theirs=asked.beside,
+        theirs=beside,
         subject=subject,
         baseline=baseline,
         by_table=over_tables(tables, pairs) if len(tables) > 1 else [],
         by_seed={table.title: tests for table in tables if (tests := over_seeds(table, pairs))},
         notes=notes,
-        extras=[*extras, *times, *(costs(tables, group.rows, target) if target is not None and runs else ())],
-        printed=statistics(asked.theirs),
+        others=[*other_accuracy(tables, group.rows, finished)] if runs and not group.metrics else [],
+        extras=extras,
+        changed=changed_settings(finished, theirs, group.published) if runs else [],
+        printed=statistics(theirs),
     )
 
 
-def _tables(asked: ReportRequest, cells: Sequence[Cell], metric: ReportMetric) -> list[Table]:
-    """Tables of cells; a column label of a recipe that none has becomes a note."""
-    group = asked.group
+def published_report(given: Settings) -> ReportContents:
+    """Average, rank and test the numbers of published tables alone. Raises as `make_report`."""
+    return make_report([], given)
+
+
+def _without_code(group: ReportGroup, given: Settings) -> tuple[ReportGroup, list[str]]:
+    """The group without figures of code that only files of runs name, and a note about each."""
+    code = [name for name in group.figures or () if ":" in name] if "figures" not in given else []
+    notes = [f"Figure `{name}` is code that the runs name: give the name to the report to draw it." for name in code]
+    figures = group.figures and [name for name in group.figures if name not in code]
+    return group.model_copy(update={"figures": figures}), notes
+
+
+def _beside(theirs: Sequence[Published], group: ReportGroup, measure: ReportMetric) -> list[Published]:
+    """Published cells that stand beside the numbers of runs: accuracies beside accuracies only.
+
+    The accuracy on a further test set is a published one only where a label of the report says which.
+    """
+    is_theirs = measure.is_accuracy and (bool(group.metrics) or measure.column == "server/accuracy")
+    return [cell for cell in theirs if is_theirs or cell.metric not in (*ACCURACIES, *GAINS)]
+
+
+def _cells_of_papers(theirs: Sequence[Published], group: ReportGroup, source: str) -> list[Cell]:
+    """The accuracies of published tables. Raises ConfigError: no table is named. DataError: there are none in them."""
+    if not theirs:
+        raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
+    cells = published_cells(theirs)
+    if not cells:
+        raise DataError("no accuracy", ", ".join(group.published), "name a published table with accuracies")
+    return cells
+
+
+def _with_known_columns(group: ReportGroup, cells: Sequence[Cell], given: Settings, notes: list[str]) -> ReportGroup:
+    """The group without column labels of a recipe that no cell has, and a note about them."""
     known = {key for cell in cells for key in cell.labels}
-    lacking = [] if "columns" in asked.given else [name for name in group.columns if name not in known]
+    lacking = [] if "columns" in given else [name for name in group.columns if name not in known]
     if lacking:
-        asked.notes.append(f"`report.columns`: no run has a label {', '.join(lacking)}.")
-    return make_tables(
-        cells,
-        rows=group.rows,
-        columns=[name for name in group.columns if name not in lacking],
-        first=[group.baseline] if group.baseline and not asked.theirs else [],
-        last=[group.against] if group.against and not asked.theirs else [],
-        order=asked.theirs,
-        ignore=group.ignore,
-        metric=metric,
-    )
+        notes.append(f"`report.columns`: no run has a label {', '.join(lacking)}.")
+    return group.model_copy(update={"columns": [name for name in group.columns if name not in lacking]})
 
 
 def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
@@ -201,10 +160,9 @@ def _recorded(
       DataError: no run is left whose numbers are finite.
     """
     scores = {run.folder: [metric.score(run) for _, metric in metrics] for run in runs}
-    lacking = [run for run in runs if all(number is None for number in scores[run.folder])]
-    diverged = [
-        run for run in runs if not all(number is None or math.isfinite(number) for number in scores[run.folder])
-    ]
+    recorded = {run.folder: [each for each in scores[run.folder] if each is not None] for run in runs}
+    lacking = [run for run in runs if not recorded[run.folder]]
+    diverged = [run for run in runs if not all(map(math.isfinite, recorded[run.folder]))]
     lacking = lacking if len(lacking) < len(runs) else []  # what the metric might be called is told where it is read
     for place, (_, metric) in enumerate(metrics if len(metrics) > 1 else ()):
         without = sum(scores[run.folder][place] is None for run in runs if run not in lacking)

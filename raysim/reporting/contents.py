@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from raysim.base.errors import ConfigError, Fault
 from raysim.base.texts import number
 from raysim.config import ReportGroup
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.measure import BESIDE, ReportMetric, by_round, every_of
+from raysim.reporting.measure import BESIDE, ReportMetric, every_of, recorded
 from raysim.reporting.panels import Styles, styles_of
 from raysim.reporting.published import Published, is_same, match
 from raysim.reporting.render import Entry, Line, accuracy, header_of, published_line, published_text, with_sign
@@ -116,20 +116,21 @@ CHOSEN = "The same runs. The best round is selected on the test set; the last ro
 TIMES = ("time_rel_fedavg",)
 
 
-def other_accuracy(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
+def other_accuracy(tables: Sequence[Table], rows: str, runs: Sequence[ReportedRun]) -> Iterator[Extra]:
     """The last accuracies beside tables of the best ones, or the reverse; nothing beside other metrics.
 
     Args:
-      rows: the label of the rows.
+      rows: the label of the rows; runs: all runs of the tables.
     """
     name = BESIDE.get(tables[0].metric.name)
     if name is None:
         return
     metric = ReportMetric(name)
+    scores = {run.folder: metric.score(run) for run in runs}
 
     def entry(cell: Cell | None) -> Entry:
-        scores = [metric.score_of(folder) for folder in cell.folders.values()] if cell else []
-        known = [score for score in scores if score is not None]
+        folders = cell.folders.values() if cell else ()
+        known = [score for folder in folders if (score := scores[folder]) is not None]
         return Entry(accuracy(*mean_and_std(known), metric.digits) if known else "-")
 
     for table in tables:
@@ -177,7 +178,7 @@ def _beside(ratio: float | None, printed: Published | None) -> str:
 
 def mean_train_seconds(folder: Path) -> float | None:
     """Mean seconds of training in a round, without the first one, in which everything is started and compiled."""
-    seconds = list(by_round(folder, "system/train_s").values())[1:]
+    seconds = list(recorded(folder, "system/train_s").values())[1:]
     return float(np.mean(seconds)) if seconds else None
 
 
@@ -231,8 +232,8 @@ class Cost(NamedTuple):
     simulated_h: float = 0.0
 
 
-#: Unit of each number of a cost in a heading; the last one only where some run has simulated time.
-UNITS = ("rounds", "MB", "s", "simulated h")
+#: Unit of each number of a cost in a heading -> digits of their means; the last one only where some run has simulated time.
+UNITS = {"rounds": 1, "MB": 1, "s": 1, "simulated h": 3}
 
 
 def cost(folder: Path, column: str, target: float) -> Cost | None:
@@ -246,7 +247,7 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
     files = RunFolder(folder)
     every = every_of(files.read_config())
     # An accuracy is a share of examples: a row reaches its own mean, which came here as percent, whatever rounding did.
-    reached = next((index for index, value in by_round(folder, column, every).items() if value >= target - 1e-9), None)
+    reached = next((index for index, value in recorded(folder, column, every).items() if value >= target - 1e-9), None)
     if reached is None:
         return None
     rows = [row for row in files.progress_rows() if int(row["round"]) <= reached]
@@ -276,14 +277,14 @@ def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[E
         else:
             levels = dict.fromkeys(table.columns, target)
         folders = [folder for cell in table.cells.values() for folder in cell.folders.values()]
-        units = UNITS if any(RunFolder(each).read_config().get("time") for each in folders) else UNITS[:-1]
+        units = UNITS if any(RunFolder(each).read_config().get("time") for each in folders) else [*UNITS][:-1]
         header = [rows]
         for column, level in levels.items():
             name = f"{heading(table.names, column)}, " if table.names else ""
             header += [f"{name}{level:.2f} %: {unit}" for unit in units]
         lines: list[Line] = []
         for row in table.rows:
-            entries = [_entries(table.cells.get((row, c)), level, len(units)) for c, level in levels.items()]
+            entries = [_entries(table.cells.get((row, c)), level, units) for c, level in levels.items()]
             lines.append((row, tuple(itertools.chain(*entries))))
         if levels:
             yield Extra(f"To a target accuracy: {table.title}", caption, header, lines)
@@ -306,15 +307,15 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
     return value
 
 
-def _entries(cell: Cell | None, level: float, num_units: int) -> list[Entry]:
+def _entries(cell: Cell | None, level: float, units: Iterable[str]) -> list[Entry]:
     """The numbers of a cell, by the column of its own metric."""
     costs = [cost(folder, cell.metric.column, level / 100) for folder in cell.folders.values()] if cell else []
     reached = [cost for cost in costs if cost is not None]
     if not reached:
-        return [Entry("never" if costs else "-")] * num_units
+        return [Entry("never" if costs else "-") for _ in units]
     count = f" ({len(reached)} of {len(costs)})" if len(reached) < len(costs) else ""
-    numbers = zip(zip(*reached, strict=True), (1, 1, 1, 3)[:num_units], strict=False)
-    return [Entry(accuracy(*mean_and_std(values), digits=digits) + count) for values, digits in numbers]
+    numbers = zip(units, zip(*reached, strict=True), strict=False)
+    return [Entry(accuracy(*mean_and_std(values), digits=UNITS[unit]) + count) for unit, values in numbers]
 
 
 #: Layer block, in module order -> row -> percent of FLFA's choices (mean over seeds).

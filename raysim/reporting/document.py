@@ -14,7 +14,7 @@ from raysim.config.schema import Config
 from raysim.reporting.contents import ReportContents, best_on_average
 from raysim.reporting.published import ACCURACIES
 from raysim.reporting.render import effects, header_of, lines_of, markdown, p_values, with_sign
-from raysim.reporting.runs import default_settings, misnamed
+from raysim.reporting.runs import ABOUT, default_settings, misnamed
 from raysim.reporting.significance import LEVEL, Comparison, holm, leads
 from raysim.reporting.tables import Cell, Column, Table, all_rows, difference, heading, label_text, text, upper_bounds
 
@@ -27,19 +27,9 @@ ESSENTIAL = {
 
 #: Signs that a status may hold and Markdown takes for markup.
 SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "|<*"})
-GROUPS = (
-    "data",
-    "partition",
-    "model",
-    "local",
-    "cohort",
-    "time",
-    "evaluation",
-    "rounds",
-    "stop",
-    "methods",
-    "on_nonfinite",
-)
+
+#: Groups and keys that are no settings of an experiment.
+OTHERS = ABOUT | {"task", "loggers"}
 
 
 def document(report: ReportContents, figures: Mapping[str, str], notes: Sequence[str]) -> str:
@@ -92,11 +82,11 @@ def _settings(report: ReportContents) -> str:
         return f"## Source\n\nNumbers as published: {'; '.join(sources)}. Nothing here was run.\n"
     first, *_ = report.finished
     defaults, today = default_settings(), Config()
-    varying = {key for key in differing([run.settings for run in report.finished]) if key.split(".")[0] in GROUPS}
+    varying = {key for key in differing([run.settings for run in report.finished]) if key.split(".")[0] not in OTHERS}
     common = {
         key: value
         for key, value in first.settings.items()
-        if key.split(".")[0] in GROUPS and key not in varying and value is not None and key != "data.root"
+        if key.split(".")[0] not in OTHERS and key not in varying and value is not None and key != "data.root"
         if value != defaults.get(key) or (key in ESSENTIAL and has_effect(key, first.settings, today))
     }
     differing_labels = differing([run.labels for run in report.finished])

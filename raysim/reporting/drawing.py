@@ -81,8 +81,8 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
             on_missing(name, str(error) if isinstance(error, RaysimError) else words_of(error))
             continue
         if not found and report.group.figures is not None:
-            reasons = [text for text in _paragraphs(function) if text.startswith("Missing: ")]
-            reason = next(iter(reasons), "the runs do not hold the numbers of the figure")
+            reasons = (text for text in _paragraphs(function) if text.startswith("Missing: "))
+            reason = next(reasons, "the runs do not hold the numbers of the figure")
             on_missing(name, reason.removeprefix("Missing: ").rstrip("."))
         stem = _stem(name)
         drawn |= {stem if len(found) == 1 else f"{stem}_{number}": figure for number, figure in enumerate(found, 1)}

@@ -64,30 +64,27 @@ def bars(report: ReportContents) -> Iterator[Figure]:
 
     Missing: no table holds a number, or there are more than 60 columns.
     """
-    tables, groups = report.tables, {}
-    if len(tables) == 1:
-        (table,) = tables
-        groups = _by_column(table)
-        title = table.title
-    else:
+    tables, title = report.tables, report.tables[0].title
+    groups = _by_column(tables[0])
+    if len(tables) > 1:
         name = "alpha" if "alpha" in tables[0].names else numeric_label(tables) or ""
-        smallest: set[Label | None] = set()
-        drawn: list[tuple[Table, Column, dict[str, Label | None]]] = []
-        for table in tables:
-            labels = {column: dict(zip(table.names, column, strict=True)) for column in table.columns}
-            numbers = {column: number(labels[column].get(name)) for column in table.columns}
-            least = min((value for value in numbers.values() if value is not None), default=None)
-            chosen = [column for column in table.columns if numbers[column] == least or least is None]
-            smallest |= {labels[column].get(name) for column in chosen}
-            drawn += [(table, column, labels[column]) for column in chosen]
+        chosen = [(table, labels) for table in tables for labels in _at_smallest(table, name)]
+        smallest = {labels.get(name) for _, labels in chosen}
         is_one = len(smallest) == 1  # and is told once, above
-        for table, column, own in drawn:
-            rest: dict[str, Label] = {key: text(value) for key, value in own.items() if not (is_one and key == name)}
-            groups[label_text({**table.labels, **rest})] = table.column_cells(column)
-        title = f"{name} = {text(next(iter(smallest)))}" if is_one and name else ""
+        title, groups = f"{name} = {text(next(iter(smallest)))}" if is_one and name else "", {}
+        for table, labels in chosen:
+            rest: dict[str, Label] = {key: text(value) for key, value in labels.items() if not (is_one and key == name)}
+            groups[label_text({**table.labels, **rest})] = table.column_cells(tuple(labels.values()))
     if len(groups) > MOST_GROUPS:
         return
     yield bar_figure(groups, report.styles, all_rows(tables), title=title, axis=report.measure.axis)
+
+
+def _at_smallest(table: Table, name: str) -> list[dict[str, Label | None]]:
+    """The labels of the columns where a label has its smallest number; of all columns if none has a number."""
+    columns = [dict(zip(table.names, column, strict=True)) for column in table.columns]
+    numbers = [value for labels in columns if (value := number(labels.get(name))) is not None]
+    return [labels for labels in columns if not numbers or number(labels.get(name)) == min(numbers)]
 
 
 def _by_column(table: Table) -> dict[str, dict[str, Cell]]:
@@ -155,10 +152,9 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
             drawn = [std or math.nan for std in stds]
             axes.barh(range(len(rows)), means, 0.8, xerr=drawn, color=colours, ecolor="#777777")
             for place, (mean, std) in enumerate(zip(means, stds, strict=True)):
-                told = axes.annotate(
-                    rounded.format(mean), (mean + std, place), (3, 0), textcoords="offset points", va="center"
-                )
-                told.set(fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
+                told = axes.annotate(rounded.format(mean), (mean + std, place), (3, 0), textcoords="offset points")
+                told.set(va="center", fontsize=7)
+                told.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
             if report.baseline in group:
                 axes.axvline(group[report.baseline].mean, color=COLOURS[1], linewidth=0.8)
             axes.set_yticks(range(len(rows)), list(map(literal, rows)), fontsize=8)
@@ -307,19 +303,15 @@ def _curves(report: ReportContents, measure: Callable[[Cell], pd.DataFrame], *, 
 
 def _over_time(cell: Cell) -> pd.DataFrame:
     """[times, in hours, seeds]: the metric of a cell between the last first and the first last evaluation of its seeds."""
-    times, values = (
-        {seed: recorded(folder, name) for seed, folder in cell.folders.items()}
-        for name in ("time/simulated_s", cell.metric.column)
-    )
-    hours = {
-        seed: [times[seed][index] / 3600 for index in some if index in times[seed]] for seed, some in values.items()
-    }
-    if not hours or not all(hours.values()):
+    seeds: dict[Label, list[tuple[float, float]]] = {}
+    for seed, folder in cell.folders.items():
+        times, values = recorded(folder, "time/simulated_s"), recorded(folder, cell.metric.column)
+        seeds[seed] = [(times[index] / 3600, cell.metric.scale * values[index]) for index in values if index in times]
+    if not seeds or not all(seeds.values()):
         return pd.DataFrame()
-    start, end = max(some[0] for some in hours.values()), min(some[-1] for some in hours.values())
+    start, end = max(points[0][0] for points in seeds.values()), min(points[-1][0] for points in seeds.values())
     grid = np.linspace(start, max(start, end), 200)
-    scores = {seed: [cell.metric.scale * value for value in some.values()] for seed, some in values.items()}
-    return pd.DataFrame({seed: np.interp(grid, hours[seed], scores[seed]) for seed in hours}, index=grid)
+    return pd.DataFrame({seed: np.interp(grid, *np.transpose(points)) for seed, points in seeds.items()}, index=grid)
 
 
 def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
@@ -374,9 +366,8 @@ def line_figure(
             mean, std = frame.mean(axis=1, skipna=False), frame.std(axis=1, skipna=False)
             style = styles[label]
             marker = style.marker if len(mean) == 1 else ""
-            axes.plot(
-                mean.index, mean, style.dash, marker=marker, color=style.colour, linewidth=style.width, label=label
-            )
+            (line,) = axes.plot(mean.index, mean, style.dash, marker=marker, color=style.colour, label=label)
+            line.set_linewidth(style.width)
             band(axes, mean.index, mean, std, style.colour)
         axes.set_title(name, fontsize=9)
         axes.set_ylabel(ylabel)

@@ -119,12 +119,6 @@ class ReportMetric:
     def scale(self) -> float:
         return 100.0 if self.is_share else 1.0
 
-    def score_of(self, folder: Path) -> float | None:
-        """The same of the run in a folder, for a key of summary.json."""
-        files = RunFolder(folder)
-        value = files.read_json(files.summary).get(self.name)
-        return None if value is None else self.scale * value
-
     def score(self, run: ReportedRun) -> float | None:
         """Return the run's number, shares in percent; None if not recorded, non-finite for a diverged run."""
         value = run.summary.get(self.name)
@@ -163,11 +157,6 @@ def recorded(folder: Path, column: str, every: int = 1) -> dict[int, float]:
     if not column.startswith("server/"):
         return found
     return {index: value for index, value in found.items() if is_due(index + 1, every, int(rows[-1]["round"]) + 1)}
-
-
-def by_round(folder: Path, column: str, every: int = 1) -> dict[int, float]:
-    """The same without values that are not finite."""
-    return {index: value for index, value in recorded(folder, column, every).items() if math.isfinite(value)}
 
 
 def logged(folder: Path, name: str) -> dict[int, np.ndarray]:

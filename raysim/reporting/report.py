@@ -80,10 +80,9 @@ class Report:
 
 
 def _means(table: Table) -> pd.DataFrame:
-    names = {column: heading(table.names, column, table.metric.quantity) for column in table.columns}
-    cells = {row: table.row_cells(row) for row in table.rows}
-    means = {row: {names[column]: cell.mean for column, cell in by_column.items()} for row, by_column in cells.items()}
-    return pd.DataFrame.from_dict(means, orient="index", columns=list(names.values()))
+    cells = {heading(table.names, c, table.metric.quantity): table.column_cells(c) for c in table.columns}
+    means = {name: {row: cell.mean for row, cell in column.items()} for name, column in cells.items()}
+    return pd.DataFrame(means, index=list(table.rows))
 
 
 def _p_values(contents: ReportContents) -> pd.DataFrame:

@@ -219,12 +219,11 @@ def _name(config: Settings, group: str) -> str:
 
 def unfounded(run: ReportedRun) -> dict[str, Label]:
     """Labels of data set and model that the configuration does not bear out, see `raysim.reporting.published`."""
-    labels = {**run.labels, **run.claimed}
     is_true = {
-        "dataset": is_set(labels.get("dataset"), _name(run.config, "data")),
-        "model": is_network(labels.get("model"), run.config.get("model") or {}),
+        "dataset": is_set(run.labels.get("dataset"), _name(run.config, "data")),
+        "model": is_network(run.labels.get("model"), run.config.get("model") or {}),
     }
-    return {key: labels[key] for key in is_true if key in labels and not is_true[key]}
+    return {key: run.labels[key] for key in is_true if key in run.labels and not is_true[key]}
 
 
 def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
@@ -233,7 +232,7 @@ def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
     So it is with recipes that were scaled down; their results say nothing about published numbers.
     """
     ran = {"dataset": ("ran on", "data"), "model": ("was", "model")}
-    claims = [(claim, *ran[key], run) for run in runs for key, claim in unfounded(run).items()]
+    claims = [(claim, *ran[key], run) for run in runs for key, claim in run.claimed.items()]
     return list(dict.fromkeys(f"{claim} ({word} {_name(run.config, group)})" for claim, word, group, run in claims))
 
 
@@ -259,15 +258,19 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
 
 def row_methods(config: Settings) -> str:
     """The methods in order, `fedprox + fedvg`; fedavg for none."""
-    specs = config.get("methods") or []
-    return " + ".join(str(next(iter(spec))) if isinstance(spec, dict) else str(spec) for spec in specs) or "fedavg"
+    return " + ".join(name for name, _ in _specs(config.get("methods"))) or "fedavg"
+
+
+def _specs(methods: Iterable[object] | None) -> list[tuple[str, Settings]]:
+    """(name, options) of each method of a list as a file has it."""
+    pairs = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in methods or ())
+    return [(str(name), options or {}) for name, options in pairs]
 
 
 def _options(config: Settings) -> Settings:
     """Return the options of the methods: `mu` for a single method, else `fedprox.mu`."""
-    specs = config.get("methods") or []
-    named = [item for spec in specs if isinstance(spec, dict) for item in spec.items()]
-    prefixed = [(f"{name}." if len(specs) > 1 else "", options or {}) for name, options in named]
+    specs = _specs(config.get("methods"))
+    prefixed = [(f"{name}." if len(specs) > 1 else "", options) for name, options in specs]
     return {f"{prefix}{key}": value for prefix, options in prefixed for key, value in options.items()}
 
 
@@ -314,8 +317,7 @@ def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
 def compared(flat: Settings) -> Settings:
     """Return the settings, by dotted keys, that define the experiment."""
     kept = {key: value for key, value in flat.items() if ASIDE.isdisjoint((key, key.partition(".")[0]))}
-    named = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in kept.get("methods") or [])
-    kept["methods"] = [{name: options or {}} for name, options in named if name not in ONLOOKERS]
+    kept["methods"] = [{name: options} for name, options in _specs(kept.get("methods")) if name not in ONLOOKERS]
     if kept.get("model.pretrained") is not None:  # a file of the same weights has another name on every machine
         kept["model.pretrained"] = "given"
     if kept["cohort.size"] is None:  # a number of clients, however it was given

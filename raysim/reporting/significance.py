@@ -207,9 +207,10 @@ def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Publi
     """
     if gain is None:
         return list(tables)
-    with_them = [replace(table, gains=_gains(table, gain, theirs), gain_name=gain_label(gain)) for table in tables]
+    label, is_label, value = gain.partition("=")
+    name = f"over {heading((label,), (value,))}" if is_label else f"of + {gain}"
+    with_them = [replace(table, gains=_gains(table, gain, theirs), gain_name=f"Avg. gain {name}") for table in tables]
     if not any(table.gains for table in with_them):
-        label, is_label, value = gain.partition("=")
         wanted = f"column label {label} with the value {value}" if is_label else f"pair of rows X and X + {gain}"
         known = [name for table in tables for name in (table.names if is_label else table.rows)]
         raise LookupError(f"no table has a {wanted}. {nearest(label, list(dict.fromkeys(known)))}")
@@ -249,9 +250,3 @@ def base_row(row: str, rows: Sequence[str], baseline: str | None) -> str | None:
     bases = [other for other in rows if canonical(row).startswith(f"{canonical(other)}+")]
     base = max(bases, key=len) if bases else baseline
     return None if base == row else base
-
-
-def gain_label(gain: str) -> str:
-    """Name of the line with the gains."""
-    label, is_label, value = gain.partition("=")
-    return f"Avg. gain over {heading((label,), (value,))}" if is_label else f"Avg. gain of + {gain}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from raysim.base.errors import DataError, Fault, refuse
 from raysim.base.texts import number
-from raysim.config import nearest
+from raysim.config import ReportGroup, nearest
 from raysim.reporting.measure import ReportMetric, score
 from raysim.reporting.published import ACCURACIES, Label, Published, is_same, match
 from raysim.reporting.runs import ReportedRun
@@ -197,14 +197,15 @@ def _cell(
     seeds: Mapping[Label, ReportedRun], more: Mapping[str, Label], metric: ReportMetric, tables: Sequence[Published]
 ) -> Cell:
     runs = {seed: seeds[seed] for seed in sorted(seeds, key=_ascending)}
-    scores = {seed: score(run, metric) for seed, run in runs.items()}
-    labels = {**next(iter(seeds.values())).labels, **more}
-    folders = {seed: run.folder for seed, run in runs.items()}
-    is_joint = all(run.is_joint for run in runs.values())
     first = next(iter(seeds.values()))
-    elsewhere = match(tables, {**first.meant, **more}) if first.claimed else None
-    cell = cell_of(labels, scores, match(tables, labels))
-    return replace(cell, folders=folders, is_joint=is_joint, metric=metric, elsewhere=elsewhere)
+    labels = {**first.labels, **more}
+    return replace(
+        cell_of(labels, {seed: score(run, metric) for seed, run in runs.items()}, match(tables, labels)),
+        folders={seed: run.folder for seed, run in runs.items()},
+        is_joint=all(run.is_joint for run in seeds.values()),
+        metric=metric,
+        elsewhere=match(tables, {**first.meant, **more}) if first.claimed else None,
+    )
 
 
 def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:
@@ -265,56 +266,49 @@ def published_cells(tables: Sequence[Published]) -> list[Cell]:
 
 
 def make_tables(
-    cells: Sequence[Cell],
-    *,
-    rows: str,
-    columns: Sequence[str],
-    first: Sequence[str] = (),
-    last: Sequence[str] = (),
-    order: Sequence[Published] = (),
-    ignore: Sequence[str] = (),
-    metric: ReportMetric = ACCURACY,
+    cells: Sequence[Cell], group: ReportGroup, *, order: Sequence[Published] = (), metric: ReportMetric = ACCURACY
 ) -> list[Table]:
     """Arrange cells: a table for each combination of the varying labels beside rows and columns.
 
+    Without columns in the group, every label that varies besides data set, model and rows is one. Labels in `group.ignore` make
+    neither columns nor tables, whatever they hold; cells that differ in them alone are pooled.
+
     Args:
-      columns: column labels; if empty, every label that varies besides data set, model and rows.
-      first, last: rows that stand at the ends.
       order: published cells, whose order rows, columns and tables follow where they know them; else numbers and names
-        ascend.
-      ignore: labels that make neither columns nor tables, whatever they hold; cells that differ in them alone are pooled.
+        ascend, and the group's baseline and `against` stand at the ends.
       metric: what the cells hold.
     Raises:
       ConfigError: no cell has such a label. DataError: two cells fall on one place.
     """
-    known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in ignore))
-    asked = [("rows", rows), *(("columns", name) for name in columns)]
+    known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in group.ignore))
+    asked = [("rows", group.rows), *(("columns", name) for name in group.columns)]
     unknown = ((key, name) for key, name in asked if name not in known)
     faults = (Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}") for key, name in unknown)
     refuse(faults, "the report")
     varying = [key for key in known if len({cell.labels.get(key) for cell in cells}) > 1]
-    names = tuple(columns or [key for key in varying if key not in ("dataset", "model", rows)])
-    apart = [key for key in known if key not in (rows, *names) and (key in ("dataset", "model") or key in varying)]
-    groups: dict[tuple[tuple[str, Label], ...], dict[Place, Cell]] = {}
+    names = tuple(group.columns or [key for key in varying if key not in ("dataset", "model", group.rows)])
+    apart = [
+        key for key in known if key not in (group.rows, *names) and (key in ("dataset", "model") or key in varying)
+    ]
+    tables: dict[tuple[tuple[str, Label], ...], dict[Place, Cell]] = {}
     for cell in cells:
-        places = groups.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
-        row, column = text(cell.labels.get(rows)), tuple(cell.labels.get(name) for name in names)
+        places = tables.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
+        row, column = text(cell.labels.get(group.rows)), tuple(cell.labels.get(name) for name in names)
         twin = places.setdefault((row, column), cell)
-        if twin is not cell and not any(cell.labels.get(name) != twin.labels.get(name) for name in ignore):
+        if twin is not cell and not any(cell.labels.get(name) != twin.labels.get(name) for name in group.ignore):
             what = f"two different settings fall into one cell ({row}, {heading(names, column)})"
             raise DataError(what, mend="name more columns")
         if twin is not cell:
-            places[row, column] = pooled(twin, cell, ignore)
-    rank = _ranking(order)
+            places[row, column] = pooled(twin, cell, group.ignore)
+    rank, ends = _ranking(order), () if order else ((group.baseline, -1), (group.against, 1))
 
     def row_rank(row: str) -> tuple[int, Rank]:
-        at_end = any(is_same(row, name) for name in last) - any(is_same(row, name) for name in first)
-        return at_end, rank(rows, row)
+        return sum(end for name, end in ends if name and is_same(row, name)), rank(group.rows, row)
 
     def column_rank(column: Column) -> list[Rank]:
         return [rank(name, value) for name, value in zip(names, column, strict=True)]
 
-    tables = [
+    arranged = [
         Table(
             labels=dict(labels),
             names=names,
@@ -323,9 +317,9 @@ def make_tables(
             cells=places,
             metric=metric,
         )
-        for labels, places in groups.items()
+        for labels, places in tables.items()
     ]
-    return sorted(tables, key=lambda table: [rank(name, value) for name, value in table.labels.items()])
+    return sorted(arranged, key=lambda table: [rank(name, value) for name, value in table.labels.items()])
 
 
 def _ranking(order: Sequence[Published]) -> Callable[[str, Label | None], Rank]:

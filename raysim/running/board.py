@@ -32,10 +32,8 @@ class Board:
 
     def points(self, number: int, metrics: Mapping[str, float]) -> None:
         """A point of each curve; with simulated time, that is the time of TensorBoard's axis RELATIVE."""
-        time_s = metrics.get("time/simulated_s")
-        self._write(
-            number, {**metrics, **{f"{FIRST}/{tag}": value for tag, value in metrics.items() if tag in MAIN}}, time_s
-        )
+        first = {f"{FIRST}/{tag}": value for tag, value in metrics.items() if tag in MAIN}
+        self._write(number, {**metrics, **first}, metrics.get("time/simulated_s"))
 
     def _write(self, number: int, values: Mapping[str, float], time_s: float | None = None) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -84,9 +84,8 @@ class Loggers:
             try:
                 tell(logger)
             except (Exception, SystemExit) as error:  # whatever the user's own code raises
-                self._say(
-                    f"logger {name} failed: {_place(error, make)}, at {when}; the run continues without the logger"
-                )
+                what = f"logger {name} failed: {_place(error, make)}, at {when}"
+                self._say(f"{what}; the run continues without the logger")
                 del self._open[name]
             self._refuse_missing_folder(make, when)
 

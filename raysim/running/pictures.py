@@ -137,9 +137,8 @@ def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Figure:
     height = float(np.clip(0.24 * num_classes, 1.5, 16))
     cell = 72 * min(0.24, width / shown, height / num_classes)  # points
     figure, axes = _figure(width + 2, height + 1)
-    axes.scatter(
-        clients, classes_, s=np.maximum(0.3, cell**2 * counts / counts.max(initial=1)), color="tab:blue", linewidths=0
-    )
+    areas = np.maximum(0.3, cell**2 * counts / counts.max(initial=1))
+    axes.scatter(clients, classes_, s=areas, color="tab:blue", linewidths=0)
     _name_ticks(axes.yaxis, classes, most=int(height / 0.14), size=8)
     title = f"examples per client and class (largest: {counts.max(initial=0)})"
     axes.set(xlabel="client", ylabel="class", title=title if step == 1 else f"{title}, one client in {step}")

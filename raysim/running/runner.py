@@ -11,16 +11,14 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import yaml
 from safetensors.torch import save
 from torch import Tensor
 
 from raysim.base.direction import DIRECTIONS, OF_RAYSIM
-from raysim.base.errors import ClusterLost, Fault, RaysimError, RunExists, explained
+from raysim.base.errors import ClusterLost, RaysimError, RunExists, explained
 from raysim.base.progress import Tell, silent
 from raysim.base.settings import Settings, as_written, flatten
 from raysim.base.texts import round_name
@@ -35,14 +33,14 @@ from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.simulation import Interrupted, ServerHandle, Stopped, restore, simulate
 from raysim.folders.files import write_file
 from raysim.folders.records import damaged_records
-from raysim.folders.run_folder import RunFolder, changes
+from raysim.folders.run_folder import RunFolder
 from raysim.folders.storage import StoredRun, held, open_run_folder
 from raysim.models.build import trained_tensors
 from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers
 from raysim.running.record import Recorder, headlines, reason_to_stop
-from raysim.running.resume import OTHER, RunState, Step, next_step
+from raysim.running.resume import OTHER, Step, next_step
 
 
 def execute(
@@ -105,15 +103,15 @@ def _attempt(
     if stored:
         stored.pull()
     store = CheckpointStore(folder.checkpoints)
-    state = run_state(plan, folder, stored.uri if stored else "")
-    step = next_step(state)
+    where = stored.uri if stored else str(folder.path)
+    step = next_step(plan, folder, where)
     if step in ("show", "resume") and _told_anew(plan, folder, on_note):
         push()
     if step == "show":
         return _shown(folder, on_start, on_summary)
     if step == "begin":
         _write_beginning(plan, folder)
-    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, state, step, on_note)
+    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, where, step, on_note)
     folder.clear("STOPPED", "FAILED")
     wanted = config.resources
     marked = _failure_marked(folder, "" if config.name else folder.name, goes_on=number < wanted.restarts)
@@ -218,83 +216,33 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
     return recorder.summary(facts, hyperparameters(plan.config))
 
 
-def run_state(plan: Plan, folder: RunFolder, uri: str = "") -> RunState:
-    """Return the folder's state compared with the plan. uri: place of a run at a URI."""
-    config = plan.config
-    state = RunState(
-        folder.name,
-        uri or str(folder.path),
-        has_config=folder.config.exists(),
-        is_sweep=(folder.path / "sweep.yaml").exists(),
-        is_finished=folder.status.name == "completed",
-        rounds=config.rounds,
-    )
-    if state.is_sweep or not state.has_config:
-        return state
-    try:
-        before = Config.model_validate(folder.read_config()).model_dump(mode="json")
-        partition, rounds_before = folder.read_json(folder.partition), int(before["rounds"])
-        is_same_partition = partition["checksum"] == plan.manifest.checksum
-    except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
-        return replace(state, damage=str(error))
-    now, rows = config.model_dump(mode="json"), folder.progress_rows()
-    return replace(
-        state,
-        rounds_before=rounds_before,
-        has_other_stop=now["stop"] != before.get("stop"),
-        goes_on=len(rows) < rounds_before and not reason_to_stop(config.stop, rows, config.evaluation.every),
-        changes=tuple(changes(before, now)),
-        depends_on_length=plan.depends_on_length,
-        other_partition=None if is_same_partition else _other_partition(plan, state.kind),
-        other_weights=_other_weights(plan, folder, state.kind),
-    )
-
-
 def _checkpoint(
-    plan: Plan, folder: RunFolder, store: CheckpointStore, state: RunState, step: Step, on_note: Tell
+    plan: Plan, folder: RunFolder, store: CheckpointStore, where: str, step: Step, on_note: Tell
 ) -> Checkpoint | None:
     """The checkpoint to resume from; a run with more rounds, or another `stop`, loses the marks of its end.
 
     Raises:
       RaysimError: the records of the rounds before it were changed.
     """
-    checkpoint = store.latest(on_note)
-    if checkpoint is None and state.is_finished:
-        what = f"run {state.name!r} is finished and has no checkpoints, so no round can be added"
-        raise RunExists(what, state.where, OTHER)
+    checkpoint, is_finished = store.latest(on_note), folder.status.name == "completed"
+    if checkpoint is None and is_finished:
+        what = f"run {folder.name!r} is finished and has no checkpoints, so no round can be added"
+        raise RunExists(what, where, OTHER)
     if checkpoint is None and folder.progress_rows():
         every = f"a checkpoint is written every {plan.config.checkpoint.every_s:g} s"
-        on_note(f"run {state.name!r} has no checkpoint yet ({every}): the run starts again")
+        on_note(f"run {folder.name!r} has no checkpoint yet ({every}): the run starts again")
     if checkpoint and (damage := damaged_records(folder, checkpoint.next_round, checkpoint.records)):
         remedy = "restore the file, or delete the folder and repeat the run"
-        raise RaysimError(f"run {state.name!r} cannot be resumed: {damage}", state.where, remedy)
-    if state.is_finished:
+        raise RaysimError(f"run {folder.name!r} cannot be resumed: {damage}", where, remedy)
+    if is_finished:
         # First: a kill here must not leave a finished run of a configuration that it did not have.
         folder.clear("COMPLETED")
     if step == "extend":
         folder.write_config(plan.config.model_dump(mode="json"))
-    if state.is_finished:
+    if is_finished:
         for result in (folder.summary, folder.model):  # of the shorter run
             result.unlink(missing_ok=True)
     return checkpoint
-
-
-def _other_weights(plan: Plan, folder: RunFolder, run: str) -> Fault | None:
-    """Yield a fault if the run's pretrained weights have changed. run: name for messages."""
-    if not folder.weights.is_file() or folder.weights.read_bytes() == plan.weights_sha256.encode():
-        return None
-    model = plan.config.model
-    place = model.pretrained or (model.name if model.name.startswith("transformers:") else "no file")
-    text = f"the weights in {place} changed since {run} began"
-    return Fault("model.pretrained", f"{text}, or {folder.weights.name} there is damaged; choose another name")
-
-
-def _other_partition(plan: Plan, run: str) -> Fault:
-    """Yield a fault if the run's partition differs from the plan's. run: name for messages."""
-    key, what = "data", "the set"
-    if plan.config.partition.scheme.name == "file":
-        key, what = "partition.file", "the partition in the file"
-    return Fault(key, f"{what} changed since {run} began; choose another name")
 
 
 def _after_round(
@@ -362,10 +310,8 @@ def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> Non
     """
     write_file(folder.partition, manifest.to_json().encode())
     clients = partition_table(manifest.class_counts, info.groups, manifest.validation_counts)
-    for path, table in (
-        (folder.partition_table, clients),
-        (folder.examples, manifest.division.table(manifest.num_examples)),
-    ):
+    examples = manifest.division.table(manifest.num_examples)
+    for path, table in ((folder.partition_table, clients), (folder.examples, examples)):
         suffix, content = table_file(table)
         write_file(path.with_suffix(suffix), content)
 

@@ -31,17 +31,18 @@ from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_conf
 from raysim.config.counting import left_idle, remove
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
-from raysim.plan.build import Plan
 from raysim.plan.check import check
-from raysim.plan.cost import cost_of
 from raysim.plan.splitting import uses_validation
 from raysim.plan.weights import holds_adapters
-from raysim.running.runner import changes
 from raysim.tuning.calibrate_figures import draw_calibration
+from raysim.tuning.outcome import start_sweep
 from raysim.tuning.plan import Sweep
-from raysim.tuning.planner import SweepTrial, with_whole_files
+from raysim.tuning.planner import SweepTrial, trial_of, with_whole_files
 
 FILE = "calibration.json"
+
+#: The two runs of a partition and seed; the joint one has all examples.
+KINDS = ("federated", "joint")
 
 #: Columns of rows.csv.
 COLUMNS = [
@@ -53,22 +54,15 @@ Raw = Mapping[str, Any]  # a configuration as read
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The two runs of a partition and seed: federated, and joint with all examples."""
-
-    name: str
-    federated: Plan
-    joint: Plan
-
-
-@dataclass(frozen=True)
 class CalibrationPlan:
-    """A checked calibration: `<storage>/<name>`, settings, needed runs, and the raw configuration."""
+    """A checked calibration: its settings, and a sweep of two runs for each partition and seed, federated and joint."""
 
-    folder: Path
     settings: CalibrateGroup
-    pairs: tuple[Pair, ...]
-    raw: Raw
+    sweep: Sweep
+
+    @property
+    def folder(self) -> Path:
+        return self.sweep.folder
 
     @property
     def suffix(self) -> str:
@@ -82,7 +76,7 @@ class CalibrationPlan:
 
 
 def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
-    """All pairs with everything checked: nothing has been started or written.
+    """All runs with everything checked: nothing has been started or written.
 
     Raises:
       ConfigError: every fault; besides those of a run: several rounds, joint data, or methods that do not begin with livar.
@@ -91,30 +85,29 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
     refuse(_own_faults(config), source)
     name, group = config.name or Path(source).stem, config.calibrate
     first = config.seed if config.partition.seed is None else config.partition.seed
-    pairs: list[Pair] = []
+    trials: list[SweepTrial] = []
     faults: list[Fault] = []
-    for partition, number in itertools.product(range(group.partitions), range(group.seeds)):
+    for partition, number, kind in itertools.product(range(group.partitions), range(group.seeds), KINDS):
         base = {**raw, "seed": config.seed + number}
         try:
-            pairs.append(_pair(base, f"{name}/p{partition}-s{number}", first + partition, source))
+            trials.append(_trial(base, name, f"p{partition}-s{number}/{kind}", first + partition, source))
         except ConfigError as error:
             faults += [fault for fault in error.faults if fault not in faults]
     refuse(faults, source)
-    return CalibrationPlan(Path(located(config).storage) / name, group, tuple(pairs), raw)
+    own, folder = Config(name=name, tune=TuneGroup(metric="accuracy")), Path(located(config).storage) / name
+    return CalibrationPlan(group, Sweep(folder, own, tuple(trials), raw, {}, str(folder)))
 
 
-def _pair(raw: Raw, name: str, partition_seed: int, source: str) -> Pair:
-    validates = uses_validation(raw)  # both have the same rows
-
-    def plan(kind: str, methods: list[object], **partition: object) -> Plan:
-        own = copy.deepcopy({**raw, "name": f"{name}/{kind}", "methods": methods})
-        own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed, **partition}
-        if partition:  # settings of the federation have no effect without one
-            remove(own, left_idle(own, Config, ({"partition": partition}, raw)))
-        return with_whole_files(check(own, source, validates=validates))
-
-    federated = plan("federated", [*(raw.get("methods") or ["livar"]), "keep_factors"])
-    return Pair(name.rpartition("/")[2], federated, plan("joint", [], scheme="joint"))
+def _trial(raw: Raw, calibration: str, name: str, partition_seed: int, source: str) -> SweepTrial:
+    own = copy.deepcopy({**raw, "name": f"{calibration}/{name}", "methods": []})
+    own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed}
+    if name.endswith("joint"):  # settings of the federation have no effect without one
+        own["partition"]["scheme"] = "joint"
+        remove(own, left_idle(own, Config, ({"partition": {"scheme": "joint"}}, raw)))
+    else:
+        own["methods"] = [*(raw.get("methods") or ["livar"]), "keep_factors"]
+    validates = uses_validation(raw)  # both runs of a pair have the same rows
+    return trial_of(name, {}, own, with_whole_files(check(own, source, validates=validates)))
 
 
 def _own_faults(config: Config) -> Iterator[Fault]:
@@ -137,61 +130,33 @@ def _own_faults(config: Config) -> Iterator[Fault]:
 
 
 def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
-    """Run unfinished runs as trials, in parallel as far as resources allow.
+    """Run unfinished runs as trials of a sweep, in parallel as far as resources allow.
 
     Raises:
       ConfigError: a finished run has other settings, or other data. RaysimError: a run failed. Interrupted: a signal.
     """
-    runs = {f"{pair.name}/{kind}": getattr(pair, kind) for pair in plan.pairs for kind in ("federated", "joint")}
-    waiting = {name: run for name, run in runs.items() if not _is_finished(run)}
-    if len(waiting) < len(runs):
-        listener.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
-    if not waiting:
+    count = len(plan.sweep.trials)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    if num_finished := sum(end.is_finished for end in start_sweep(plan.sweep).values()):
+        listener.say(f"{num_finished} of {count} runs are finished")
+    if num_finished == count:
         return
     from raysim.tuning.driver import run_sweep  # Tune
 
-    trials = []
-    for name, run in waiting.items():
-        raw = run.config.model_dump()
-        trials.append(SweepTrial(name, {}, raw, run.config, run.num_rounds, run.manifest.checksum, cost_of(run)))
-    base = Config(name=plan.folder.name, tune=TuneGroup(metric="accuracy"))
-    sweep = Sweep(plan.folder, base, tuple(trials), plan.raw, {}, str(plan.folder))
-    _, outcomes = run_sweep(sweep, listener)
+    _, outcomes = run_sweep(plan.sweep, listener)
     if failed := [f"{name}: {end.message}" for name, end in outcomes.items() if not end.is_finished]:
         mend = "the same command resumes unfinished runs"
-        raise RaysimError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}", str(plan.folder), mend)
-
-
-def _folder(plan: Plan) -> RunFolder:
-    assert plan.config.name is not None
-    return RunFolder(Path(plan.config.storage) / plan.config.name)
-
-
-def _is_finished(plan: Plan) -> bool:
-    """Whether the run is complete, undamaged, and of this configuration."""
-    run = _folder(plan)
-    if run.status.name != "completed":
-        return False
-    kinds = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError)
-    with explained("a finished run is damaged", run.path, "delete that folder", *kinds):
-        before = Config.model_validate(run.read_config()).model_dump(mode="json")
-        partition = run.read_json(run.partition)["checksum"]
-    remedy = f"restore the old value, choose another name, or delete {run.path}"
-    differences = changes(before, plan.config.model_dump(mode="json"))
-    faults = [Fault(key, f"is {new!r}, but the finished run has {old!r}; {remedy}") for key, old, new in differences]
-    if not faults and partition != plan.manifest.checksum:
-        faults = [Fault("data", f"the set changed since the run; choose another name, or delete {run.path}")]
-    refuse(faults, "resuming a calibration")
-    return True
+        raise RaysimError(f"{len(failed)} of {count} runs failed: {'; '.join(failed)}", str(plan.folder), mend)
 
 
 def rows_of(plan: CalibrationPlan) -> pd.DataFrame:
     """The rows of all pairs, in their order; see `rows_of_run`."""
-    return pd.concat([_rows(pair) for pair in plan.pairs], ignore_index=True)
+    pairs = dict.fromkeys(trial.name.partition("/")[0] for trial in plan.sweep.trials)
+    return pd.concat([_rows(plan.folder, pair) for pair in pairs], ignore_index=True)
 
 
-def _rows(pair: Pair) -> pd.DataFrame:
-    run, federated = _folder(pair.joint), _folder(pair.federated)
+def _rows(folder: Path, pair: str) -> pd.DataFrame:
+    federated, run = (RunFolder(folder / pair / kind) for kind in KINDS)
     logged = federated.arrays / "round_00000.npz"
     run.check_unchanged(run.model)
     federated.check_unchanged(logged)
@@ -210,7 +175,7 @@ def _rows(pair: Pair) -> pd.DataFrame:
             return target_coefficients(inner[:-1, :-1], inner[:-1, -1])
 
         return rows_of_run(
-            pair.name,
+            pair,
             arrays["livar.importance_a:clients"][is_active],
             layers,
             np.stack([arrays[f"livar.importance_{factor}"][is_active] for factor in "ab"], axis=2),

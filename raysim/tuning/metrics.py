@@ -18,9 +18,6 @@ OF_THE_SERVER = ("balanced_accuracy", "macro_f1", "calibration_error", "exact_ma
 #: What clients and domains are scored by.
 OF_PARTS = tuple(dict.fromkeys(task.of_part for task in TASKS.values()))
 
-#: Metrics of a whole run that a sweep may be judged by, besides the columns of progress.csv.
-SUMMARY_METRICS = tuple(form.format(main) for main in MAINS for form in SUMMARY)
-
 #: Numbers of summary.json, which a report may show.
 SUMMARY_NUMBERS = (
     *(name for main in MAINS for name in judged([], 0, main)),
@@ -53,9 +50,8 @@ def metric_fault(metric: str, configs: Sequence[Config]) -> str:
 
     A method names its own columns `method/name` while it runs: of these only the method is known beforehand.
     """
-    validated = (f"validation_{name}" for name in (*MAINS, "loss"))
     unseen = (f"unseen_{name}" for name in (*MAINS, "loss"))
-    known = {*SUMMARY_METRICS, *COLUMNS, *(f"server/{name}" for name in (*MAINS, *OF_THE_SERVER, *validated, *unseen))}
+    known = {*scores_of_mains(), *COLUMNS, *(f"server/{name}" for name in (*OF_THE_SERVER, "validation_loss", *unseen))}
     kinds = ("", "unseen_", "expected_", "personal_", "expected_personal_")
     known |= {f"clients/{k}{name}_{part}" for k in kinds for name in OF_PARTS for part in ("mean", "p10", "worst")}
     methods: set[str] = set()

@@ -23,10 +23,9 @@ from raysim.base.errors import Fault, RaysimError, RunExists, explained, refuse
 from raysim.base.texts import cells
 from raysim.config import Config
 from raysim.folders.files import write_file
-from raysim.folders.run_folder import Mark, RunFolder
+from raysim.folders.run_folder import Mark, RunFolder, changes
 from raysim.folders.storage import Copy
 from raysim.running.record import headlines, judged
-from raysim.running.runner import changes
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial
 
@@ -101,17 +100,14 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     """Return a trial's outcome from its run directory."""
     folder, settings = RunFolder(sweep.folder / trial.name), sweep.base.tune
     rows = folder.progress_rows()
-    column = column_of(settings.metric)
-    values = [(float(row[column]), int(row["round"])) for row in rows if row.get(column)]
-    sign = 1 if settings.direction == "max" else -1
-    finite = [(sign * value, -number) for value, number in values if math.isfinite(value)]
-    best_round = -max(finite)[1] if finite else None
-    is_early = folder.status.name == "completed" and rows  # by a condition of `stop`, perhaps
+    status, column = folder.status, column_of(settings.metric)
+    values = {int(row["round"]): float(row[column]) for row in rows if row.get(column)}
+    finite = [number for number, value in values.items() if math.isfinite(value)]
+    best_round = (max if settings.direction == "max" else min)(finite, key=values.__getitem__, default=None)
+    is_early = status.name == "completed" and rows  # by a condition of `stop`, perhaps
     num_rounds = int(rows[-1]["round"]) + 1 if is_early else trial.num_rounds
     scores = judged(rows, num_rounds, every=trial.config.evaluation.every)
-    last_value = values[-1][0] if values else None
-    score = last_value if settings.metric == column else scores.get(settings.metric)
-    status = folder.status
+    score = [None, *values.values()][-1] if settings.metric == column else scores.get(settings.metric)
     message = "" if status.name == "completed" else status.message
     if trial.same_as and status.name == "unfinished":
         message = f"the same run as {trial.same_as}"
@@ -178,27 +174,23 @@ def _as_run(trial: SweepTrial) -> dict[str, object]:
 
 
 def fill_twins(sweep: Sweep) -> None:
-    """Copy the results of finished trials to their duplicates, under the duplicates' labels."""
+    """Give duplicates the results of finished trials under their own labels, by links where the file system has them."""
     for trial in sweep.trials:
         if not trial.same_as:
             continue
         first, own = RunFolder(sweep.folder / trial.same_as), RunFolder(sweep.folder / trial.name)
-        if first.status.is_finished and not own.status.is_finished:
-            _fill(first, own, trial, f"the same run as {trial.same_as}")
-
-
-def _fill(first: RunFolder, own: RunFolder, trial: SweepTrial, message: str) -> None:
-    """Give a trial the results of a finished run, by links where the file system has them."""
-    shutil.rmtree(own.path, ignore_errors=True)
-    own.path.mkdir(parents=True)
-    for path in first.results():
-        if path.is_dir():
-            shutil.copytree(path, own.path / path.name, copy_function=_link)
-        else:
-            _link(path, own.path / path.name)
-    own.write_config(trial.config.model_dump(mode="json"))
-    mark: Mark = "COMPLETED" if first.status.name == "completed" else "STOPPED"
-    own.mark(mark, f"{message}\n")  # last: it makes the run whole
+        if own.status.is_finished or not first.status.is_finished:
+            continue
+        shutil.rmtree(own.path, ignore_errors=True)
+        own.path.mkdir(parents=True)
+        for path in first.results():
+            if path.is_dir():
+                shutil.copytree(path, own.path / path.name, copy_function=_link)
+            else:
+                _link(path, own.path / path.name)
+        own.write_config(trial.config.model_dump(mode="json"))
+        mark: Mark = "COMPLETED" if first.status.name == "completed" else "STOPPED"
+        own.mark(mark, f"the same run as {trial.same_as}\n")  # last: it makes the run whole
 
 
 def _link(source: str | Path, target: str | Path) -> None:

@@ -43,6 +43,11 @@ class SweepTrial:
     same_as: str = ""
 
 
+def trial_of(name: str, values: Mapping[str, object], raw: sweep.Raw, plan: Plan, same_as: str = "") -> SweepTrial:
+    """Return the trial of a plan."""
+    return SweepTrial(name, values, raw, plan.config, plan.num_rounds, plan.manifest.checksum, cost_of(plan), same_as)
+
+
 class Planner:
     """Planner of a sweep's trials from values of the axes; remembers names and configurations.
 
@@ -82,8 +87,7 @@ class Planner:
         found = check(raw, self._source, validates=self._validates, reads_weights=self._reads_weights)
         plan = with_whole_files(found)
         original = self._first.setdefault(identity(plan), name)
-        counts = (plan.num_rounds, plan.manifest.checksum, cost_of(plan))
-        return SweepTrial(name, dict(values), single.raw, plan.config, *counts, "" if original == name else original)
+        return trial_of(name, dict(values), single.raw, plan, "" if original == name else original)
 
     def idle(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
         """Return key -> reason of settings without effect in any trial."""

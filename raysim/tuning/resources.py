@@ -40,11 +40,6 @@ def bundles_of(config: Config, gpus: float, *, may_grow: bool = False) -> list[B
     return [trainer] if config.is_serial(in_sweep=True) else [{}, *([trainer] * wanted.least)]
 
 
-def group_of(config: Config, gpus: float) -> tune.PlacementGroupFactory:
-    """The placement group of a trial, on few nodes."""
-    return tune.PlacementGroupFactory(bundles_of(config, gpus))
-
-
 def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
     """Check that every trial fits on the empty nodes; Tune would wait forever otherwise.
 

@@ -26,7 +26,7 @@ from raysim.plan.resources import gpu_share
 from raysim.running.runner import execute
 from raysim.tuning.planner import SweepTrial, backend_of
 from raysim.tuning.ready import AllReady, ready_for
-from raysim.tuning.resources import group_of
+from raysim.tuning.resources import bundles_of
 
 #: Remarks about a trial, which Ray keeps in the log of its process.
 _log = logging.getLogger(__name__)
@@ -62,8 +62,10 @@ def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllRead
         receive(own)
         _run_trial(json.loads(str(point["settings"])), str(point["trial"]), settings, made)
 
-    run = tune.with_parameters(run_trial, made=made)
-    return tune.with_resources(run, lambda point: group_of(Config.model_validate_json(str(point["settings"])), gpus))
+    def group_of(point: Point) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory(bundles_of(Config.model_validate_json(str(point["settings"])), gpus))
+
+    return tune.with_resources(tune.with_parameters(run_trial, made=made), group_of)
 
 
 def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None:

@@ -391,8 +391,8 @@ def test_calibration_is_sound_scaled_down(root, tmp_path):
     path = PAPERS / "livar" / "calibration.yaml"
     raw = layered(read_recipe(path), {}, str(path), is_scaled=True)
     raw = {**raw, "storage": str(tmp_path), "data": {**raw["data"], "root": str(root)}}
-    (pair,) = plan_calibration(raw, str(path)).pairs
-    assert (len(pair.federated.manifest.clients), len(pair.joint.manifest.clients)) == (5, 1)
+    trials = plan_calibration(raw, str(path)).sweep.trials
+    assert [trial.config.num_clients for trial in trials] == [5, 1]
     lora = parse_config(raw)[0].model.lora
     assert any(
         parse_config(trial.raw)[0].model.lora == lora for recipe, trial in TRAINED if recipe.parent == path.parent

@@ -69,7 +69,7 @@ def deviations(path, runs):
     [("CIFAR-10", "cifar10"), ("FMNIST", "fashion_mnist"), ("DermaMNIST", "dermamnist_224"), ("my set", "cifar10")],
 )
 def test_a_set_bears_its_printed_name_out(dataset, data):
-    assert misnamed([claim(dataset, "mine", data, {"name": "cnn"})]) == []
+    assert misnamed(label([claim(dataset, "mine", data, {"name": "cnn"})])) == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_set_bears_its_printed_name_out(dataset, data):
     [("CIFAR-100", "cifar10"), ("CIFAR-10", "cifar100"), ("COVID19", "covid19_radiography"), ("PACS", "pacs2")],
 )
 def test_another_set_does_not_though_its_name_is_in_it(dataset, data):
-    assert misnamed([claim(dataset, "mine", data, {"name": "cnn"})]) == [f"{dataset} (ran on {data})"]
+    assert misnamed(label([claim(dataset, "mine", data, {"name": "cnn"})])) == [f"{dataset} (ran on {data})"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_another_set_does_not_though_its_name_is_in_it(dataset, data):
     ],
 )
 def test_a_network_bears_its_printed_name_out(model, net):
-    assert misnamed([claim("mine", model, "digits", net)]) == []
+    assert misnamed(label([claim("mine", model, "digits", net)])) == []
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_network_bears_its_printed_name_out(model, net):
     ],
 )
 def test_another_network_does_not(model, net):
-    assert misnamed([claim("mine", model, "digits", net)]) == [f"{model} (was {net['name']})"]
+    assert misnamed(label([claim("mine", model, "digits", net)])) == [f"{model} (was {net['name']})"]
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
@@ -116,10 +116,10 @@ def test_another_network_does_not(model, net):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_no_run_of_a_recipe_is_another_experiment_and_every_scaled_one_is(path):
     runs = runs_of(path)
-    assert misnamed(runs) == []
+    assert misnamed(label(runs)) == []
     assert deviations(path, runs) == []
     small = runs_of(path, is_scaled=True)
-    assert all(misnamed([run]) for run in small)
+    assert all(misnamed([run]) for run in label(small))
     if tables_of(path) and (path.parent.name, path.stem) != ("flfa", "table_3"):  # its scaled set is none of that table
         assert "rounds = 2" in deviations(path, small)[0]  # what was scaled is named beside published numbers
     assert all(run.labels["dataset"] == run.config["data"]["name"] for run in label(small))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from raysim.base.errors import ConfigError, DataError
-from raysim.config import Config, parse_config
+from raysim.config import Config, ReportGroup, parse_config
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, winners
@@ -284,7 +284,7 @@ def test_labels_and_report_are_free_keys_with_quiet_defaults():
 
 def test_cells_of_runs_and_of_published_tables_have_the_same_form():
     cells = published_cells(published("fedvg_table_A3"))
-    (table, *_) = make_tables(cells, rows="method", columns=["alpha"])
+    (table, *_) = make_tables(cells, ReportGroup(columns=["alpha"]))
     assert table.cells["FedVG", (0.05,)].mean == 53.58
     assert table.cells["FedVG", (0.05,)].n == 0
     assert cells_of([], "best_accuracy", []) == []

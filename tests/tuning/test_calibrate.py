@@ -174,7 +174,9 @@ def test_again_only_the_fit_is_done_and_elsewhere_the_bytes_are_the_same(calibra
 
 def test_finished_runs_of_another_configuration_are_refused(calibrated):
     words = ["calibrate", str(calibrated[0].parent / "c.yaml"), "local.lr=0.5"]
-    with pytest.raises(ConfigError, match=r"local\.lr: is 0\.5, but the finished run has 0\.005"):
+    with pytest.raises(
+        ConfigError, match=r"local\.lr: is 0\.5, but finished trial p0-s0/federated \(and 1 more\) has 0\.005"
+    ):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
@@ -233,11 +235,10 @@ def test_a_start_with_adapters_in_it_is_refused_and_one_without_keeps_its_place(
     assert fault.key == "model.pretrained"
     assert "holds adapters" in fault.message
     raw["model"]["pretrained"] = str(tmp_path / "without" / "model.safetensors")
-    assert plan_calibration(raw, "a test").pairs
+    assert len(plan_calibration(raw, "a test").sweep.trials) == 2
     monkeypatch.chdir(tmp_path)
     raw["model"]["pretrained"] = "without/model.safetensors"  # trials run elsewhere and record the whole path
-    (pair,) = plan_calibration(raw, "a test").pairs
-    kept = {plan.config.model.pretrained for plan in (pair.federated, pair.joint)}
+    kept = {trial.config.model.pretrained for trial in plan_calibration(raw, "a test").sweep.trials}
     assert kept == {str(tmp_path / "without" / "model.safetensors")}
     raw["model"]["pretrained"] = str(tmp_path / "nowhere.pt")
     with pytest.raises(ConfigError, match="no such file"):
@@ -246,19 +247,16 @@ def test_a_start_with_adapters_in_it_is_refused_and_one_without_keeps_its_place(
 
 def test_pairs_share_initial_values_partition_and_held_out_rows(root, tmp_path):
     raw = raw_calibration(root, tmp_path, seed=4, calibrate={"partitions": 2, "seeds": 2})
-    found = plan_calibration(raw, "a test")
-    assert [pair.name for pair in found.pairs] == ["p0-s0", "p0-s1", "p1-s0", "p1-s1"]
-    assert [(p.joint.config.seed, p.joint.config.partition.seed) for p in found.pairs] == [
-        (4, 4),
-        (5, 4),
-        (4, 5),
-        (5, 5),
-    ]
-    for pair in found.pairs:
-        assert pair.federated.config.seed == pair.joint.config.seed
-        assert (pair.federated.manifest.test == pair.joint.manifest.test).all()
-        assert len(pair.joint.manifest.clients) == 1
-        assert [spec.name for spec in pair.federated.config.methods] == ["livar", "keep_factors"]
+    trials = plan_calibration(raw, "a test").sweep.trials
+    names = ["p0-s0", "p0-s1", "p1-s0", "p1-s1"]
+    assert [trial.name for trial in trials] == [f"{name}/{kind}" for name in names for kind in ("federated", "joint")]
+    seeds = [(trial.config.seed, trial.config.partition.seed) for trial in trials]
+    assert seeds[::2] == seeds[1::2] == [(4, 4), (5, 4), (4, 5), (5, 5)]
+    for pair in zip(trials[::2], trials[1::2], strict=True):
+        federated, joint = (check(trial.config.model_dump(mode="json"), "a test").manifest for trial in pair)
+        assert (federated.test == joint.test).all()
+        assert len(joint.clients) == 1
+        assert [spec.name for spec in pair[0].config.methods] == ["livar", "keep_factors"]
 
 
 def test_calibrate_group_leaves_a_run_alone(root, tmp_path):
