@@ -7,7 +7,7 @@ import sys
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -289,27 +289,6 @@ def doctor(
 
     if not examine(address, storage):
         raise typer.Exit(1)
-
-
-@app.command()
-def submit(
-    config: Annotated[str, Argument(help="a YAML file below the working directory, or a recipe's name")],
-    overrides: GridOverrides = None,
-    is_scaled: Scaled = False,
-    verb: Annotated[
-        Literal["run", "tune", "calibrate", "partition"] | None, Option(help="by default as the file says")
-    ] = None,
-    job_id: Annotated[str | None, Option("--id", help="name of the job; by default that of the run")] = None,
-    working_dir: Annotated[Path, Option(help="folder that is uploaded")] = Path("."),
-    variables: Annotated[list[str] | None, Option("--env", help="NAME=VALUE for the job; several times")] = None,
-    waits: Annotated[bool, Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
-) -> None:
-    """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow the log; the same command resumes."""
-    from raysim.cli.submit import Job, submit_and_follow
-
-    job = Job(verb, job_id, working_dir, variables or [], is_scaled)
-    if status := submit_and_follow(config, overrides or [], job, waits=waits):
-        raise typer.Exit(status)
 
 
 def main() -> None:
