@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TypeVar, cast
 
@@ -15,7 +16,6 @@ from ray.exceptions import RayTaskError
 from raysim.base.errors import OutOfMemory, RaysimError
 from raysim.engine.messages import (
     Columns,
-    ColumnsRequest,
     EvaluationPoint,
     Handle,
     Packed,
@@ -31,6 +31,7 @@ from raysim.engine.ray.session import ENDS, LOSSES, Actor, Ref, plain_errors
 from raysim.engine.ray.slots import RETRIES, START_S, NodeIsGoing, TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watched
 from raysim.engine.schedule import ClientBlock, Queues
+from raysim.engine.trainer import Trainer
 
 Answer = TypeVar("Answer")
 Sent = TypeVar("Sent", RoundMessage, EvaluationPoint)
@@ -246,36 +247,29 @@ class RayPool:
         return None
 
     def at_results(
-        self,
-        call: Callable[..., Answer],
-        request: object,
-        parts: Sequence[tuple[TaskResult, TaskClients]],
-        *,
-        adds: bool,
+        self, call: partial[Answer], parts: Sequence[tuple[TaskResult, TaskClients]], *, adds: bool
     ) -> list[Answer]:
         asked = [(cast(ClientTask, result.place), clients) for result, clients in parts]
-        sent = request if message_bytes(vars(request)) <= INLINE_BYTES else ray.put(request)
+        sent = call if message_bytes(call.keywords) <= INLINE_BYTES else ray.put(call)
 
         def attempt() -> list[Answer]:
             self._train_lost([task for task, _ in asked])
             if adds:
-                return self._added(call, sent, asked)
-            calls = [(task.asked.actor.call.remote(call, sent, [clients]), task.asked) for task, clients in asked]
+                return self._added(sent, asked)
+            calls = [(task.asked.actor.call.remote(sent, [clients]), task.asked) for task, clients in asked]
             return self._answers(calls)
 
         return self._with_recovery(attempt)
 
-    def _added(
-        self, call: Callable[..., Answer], request: object, asked: Iterable[tuple[ClientTask, TaskClients]]
-    ) -> list[Answer]:
+    def _added(self, call: object, asked: Iterable[tuple[ClientTask, TaskClients]]) -> list[Answer]:
         """Call each trainer once for all its parts; answers of a remote node are summed on the node."""
         parts = _by_trainer(asked, "sums")
         # All trainers are asked before anybody's answer is waited for.
-        partials = {one.actor.call.remote(call, request, own): one for one, own in parts.items()}
+        partials = {one.actor.call.remote(call, own): one for one, own in parts.items()}
         self.slots.watch.all(partials)
         by_node: dict[str, dict[Ref, Watched]] = {}
-        for partial, one in partials.items():
-            by_node.setdefault(one.process.node, {})[partial] = one
+        for ref, one in partials.items():
+            by_node.setdefault(one.process.node, {})[ref] = one
         here: list[Answer] = self._answers(by_node.pop(self._here, {}).items())
         # One sum of the model's size leaves a node, however many trainers it has.
         away = dict(_added_there(own) for own in by_node.values())
@@ -287,10 +281,10 @@ class RayPool:
         return here
 
     def on_columns(
-        self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
+        self, call: partial[list[Packed]], parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
     ) -> list[Packed]:
         asked = [(cast(ClientTask, result.place), clients) for result, clients in parts]
-        sent = ray.put(request)
+        sent = ray.put(call)
 
         def attempt() -> list[Packed]:
             self._train_lost([task for task, _ in asked])
@@ -307,7 +301,7 @@ class RayPool:
                 rows = [one.actor.columns.options(num_returns=count).remote(some, shares) for one, some in own.items()]
                 dealt = zip(*([row] if count == 1 else row for row in rows), strict=True)
                 calls = [
-                    (one.actor.on_columns.remote(sent, share, clients, *part), one)
+                    (one.actor.call.remote(sent, share, clients, *part), one)
                     for one, share, part in zip([*own][:count], shares, dealt, strict=True)
                 ]
                 worked: list[list[Packed]] = self._answers(calls)
@@ -324,16 +318,16 @@ class RayPool:
         return answers
 
     def on_slices(
-        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+        self, call: Callable[[Trainer, Sequence[Slice]], list[Answer]], point: EvaluationPoint, slices: Sequence[Slice]
     ) -> list[Answer]:
-        (sent, state), details = self._state.put(point), ray.put(request)
+        (sent, state), asked = self._state.put(point), ray.put(call)
 
         def attempt() -> list[Answer]:
             ready = self.slots.staying()[: len(slices)]
             # Dealt like cards, one call a trainer: it then loads the model once.
             dealt = [slices[number :: len(ready)] for number in range(len(ready))]
             calls = [
-                (slot.actor.score.remote(call, sent, state, details, own), slot.asked_for("evaluation"))
+                (slot.actor.score.remote(asked, sent, state, own), slot.asked_for("evaluation"))
                 for slot, own in zip(ready, dealt, strict=True)
             ]
             shares: list[list[Answer]] = self._answers(calls)
@@ -381,8 +375,8 @@ def _brought(refs: list[Ref]) -> tuple[np.ndarray, int]:
     total, size_bytes, at_once = np.zeros(()), 0, 1
     while refs:
         some, refs = refs[:at_once], refs[at_once:]
-        for partial in ray.get(some):
-            total = total + partial if size_bytes == 0 else np.add(total, partial, out=total)
-            size_bytes, at_once = size_bytes + partial.nbytes, max(1, SUM_BYTES // partial.nbytes)
-        del partial  # else it would stay in the store until the next one is there
+        for part in ray.get(some):
+            total = total + part if size_bytes == 0 else np.add(total, part, out=total)
+            size_bytes, at_once = size_bytes + part.nbytes, max(1, SUM_BYTES // part.nbytes)
+        del part  # else it would stay in the store until the next one is there
     return total, size_bytes
