@@ -17,7 +17,7 @@ from raysim.core.method import Value
 from raysim.core.weights import Weights, take
 from raysim.engine.messages import Columns, Handle, Reports, TaskClients, TaskResult, pack, readonly_tensor, unpack
 from raysim.engine.pool import Pool
-from raysim.engine.trainer import Trainer
+from raysim.engine.trainer import Trainer, mapped_columns, mapped_updates
 from raysim.training.aggregate import rounding_constants
 
 #: A sum is made in parts, of whole leaves and at least so many entries: 32 MiB. Of a large model no process and no object
@@ -156,7 +156,7 @@ class Cohort:
         """function(update [num_params], shared) of every kept client in ascending order, run where the updates lie."""
         parts = list(self._parts())
         asked = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in parts]
-        call = partial(Trainer.map_updates, function=function, shared=pack(shared))
+        call = partial(mapped_updates, function=function, shared=pack(shared))
         answers = self._pool.at_results(call, asked, adds=False)
         ordered: list[Value] = [None] * int(self.is_kept.sum())
         for (_, _, places), values in zip(parts, answers, strict=True):
@@ -173,7 +173,7 @@ class Cohort:
         cuts = column_cuts(size, int(self.is_kept.sum()))
         if not self.is_kept.any():  # no trainer holds a row
             return [function(torch.zeros(0, end - start), extra[:, start:end], shared) for start, end in cuts]
-        call = partial(Trainer.on_columns, function=function, shared=pack(shared), extra=pack(extra))
+        call = partial(mapped_columns, function=function, shared=pack(shared), extra=pack(extra))
         parts = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in self._parts()]
         return [unpack(answer) for answer in self._pool.on_columns(call, parts, cuts)]
 

@@ -238,22 +238,6 @@ class Snapshot:
     turns: Packed = None
 
 
-@dataclass(frozen=True)
-class PoolCounts:
-    """What a round took in machines.
-
-    Attributes:
-      sum_mb: partial sums that came from other nodes.
-      redone_blocks: client blocks handed out a second time after a loss; those that a lost trainer had in its queue and
-        had not begun count, too.
-    """
-
-    trainers: int
-    nodes: int
-    sum_mb: float = 0.0
-    redone_blocks: int = 0
-
-
 def _joined(name: str, parts: list[Column]) -> Column:
     first = parts[0]
     if isinstance(first, Mapping):

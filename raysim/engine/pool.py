@@ -11,7 +11,6 @@ from raysim.engine.messages import (
     EvaluationPoint,
     Handle,
     Packed,
-    PoolCounts,
     RoundMessage,
     Slice,
     TaskClients,
@@ -44,9 +43,13 @@ class SerialPool:
         """Number of trainers for planning the next round; at least one."""
         return 1
 
-    def take_counts(self) -> PoolCounts:
-        """Return the usage since the last call."""
-        return PoolCounts(trainers=1, nodes=1)
+    def take_counts(self) -> dict[str, float]:
+        """Return the usage since the last call: trainers, nodes, and what was lost or sent.
+
+        sum_mb: partial sums that came from other nodes; redone_blocks: client blocks handed out a second time after a loss,
+        also those that a lost trainer had in its queue and had not begun.
+        """
+        return {"trainers": 1.0, "nodes": 1.0, "sum_mb": 0.0, "redone_blocks": 0.0}
 
     def take_notes(self) -> list[str]:
         """Lines for the user, since this was last asked."""
@@ -79,7 +82,7 @@ class SerialPool:
     def on_columns(
         self, call: partial[list[Packed]], parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
     ) -> list[Packed]:
-        """Return an answer per cut, in order, of call(trainer, cuts, clients, rows): see `Trainer.on_columns`.
+        """Return an answer per cut, in order, of call(trainer, cuts, clients, rows): see `mapped_columns`.
 
         A block of columns is brought together where it is worked on; few are in flight at a time.
         """

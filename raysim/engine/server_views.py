@@ -80,12 +80,12 @@ class ServerViews:
 
         return ServerView(
             round_index=self.round_index,
-            population=len(server.sizes.examples),
+            population=len(server.federation.sizes),
             layout=server.layout,
             clients=clients,
             num_examples=cohort.kept(cohort.reports.num_examples),
             num_steps=cohort.kept(cohort.reports.num_steps),
-            class_counts=torch.from_numpy(server.sizes.class_counts[clients.numpy()]),
+            class_counts=torch.from_numpy(server.federation.class_counts[clients.numpy()]),
             start=self.start,
             params=server.params,
             report={key: cohort.kept(values) for key, values in cohort.reports.methods.get(method, {}).items()},
@@ -147,21 +147,22 @@ class ServerViews:
     def _validation_gradient(self, mode: str) -> Tensor:
         """See `ServerView.validation_gradient`; computed once a round."""
         if mode not in self.gradients:
-            server, (buffers, counters) = self.server, self._begun
-            batch_size = server.phase_of(self.round_index)[1].settings.batch_size
-            seed = derive_seed(server.seed, "server/validation", self.round_index)
-            call = partial(validation_gradient, batch_size=batch_size, seed=seed, mode=mode)
-            self.gradients[mode] = server.scorer.on_validation(call, torch.cat([self.start, buffers]), counters)
+            batch_size = self.server.phase_of(self.round_index)[1].settings.batch_size
+            self.gradients[mode] = self._on_validation(validation_gradient, batch_size=batch_size, mode=mode)
         return self.gradients[mode].clone()
 
     def _validation_update(self) -> Tensor:
         """See `ServerView.validation_update`."""
-        server, (buffers, counters) = self.server, self._begun
-        phase_index, phase = server.phase_of(self.round_index)
-        seed = derive_seed(server.seed, "server/validation", self.round_index)
+        phase_index, phase = self.server.phase_of(self.round_index)
         lr = phase.settings.lr_of(self.round_index)
-        call = partial(validation_update, phase_index=phase_index, lr=lr, seed=seed)
-        return server.scorer.on_validation(call, torch.cat([self.start, buffers]), counters)
+        return self._on_validation(validation_update, phase_index=phase_index, lr=lr)
+
+    def _on_validation(self, call: Callable[..., list[Packed]], **how: object) -> Tensor:
+        """[num_params]: a measurement at the broadcast point, on the validation set."""
+        buffers, counters = self._begun
+        seed = derive_seed(self.server.seed, "server/validation", self.round_index)
+        asked = partial(call, seed=seed, **how)
+        return self.server.scorer.on_validation(asked, torch.cat([self.start, buffers]), counters)
 
     def validated(self, state: Tensor) -> dict[str, Score]:
         """Return a model's validation score by name, if a method asked for its loss in the round.

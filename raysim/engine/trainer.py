@@ -273,44 +273,11 @@ class Trainer:
         assert total is not None
         return total.numpy()
 
-    def map_updates(
-        self, parts: Sequence[TaskClients], *, function: Callable[..., Value], shared: Packed
-    ) -> list[Packed]:
-        """Call function(update [num_params], shared) for clients by task."""
-        shared, size = unpack(shared), self.layout.num_params
-        updates = [update for part in parts for update in self._vectors.of("update", part.clients.tolist())]
-        # A copy: a function may write to its argument, or return it; the row is needed again.
-        return [pack(function(update[:size].clone(), shared)) for update in updates]
-
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> list[np.ndarray]:
         """Return (k, columns) float32 for each share: entries of the updates of some clients by task."""
         clients = [client for part in parts for client in part.clients.tolist()]
         rows = [row.numpy() for row in self._vectors.of("update", clients)]
         return [np.stack([np.concatenate([row[start:end] for start, end in cuts]) for row in rows]) for cuts in shares]
-
-    def on_columns(
-        self,
-        cuts: Sequence[Columns],
-        clients: Sequence[np.ndarray],
-        *rows: np.ndarray,
-        function: Callable[..., Value],
-        shared: Packed,
-        extra: np.ndarray,
-    ) -> list[Packed]:
-        """function(block, extra, shared) of some blocks of columns, see `ServerView.map_columns`.
-
-        Args:
-          clients: ids of the rows of some trainers, one array for each part.
-          rows: (k, columns of all cuts) of one trainer after the other.
-          extra: (m, num_params) float32, further rows beside the clients'; m may be 0.
-        """
-        order, answers, place = np.argsort(np.concatenate(clients)), [], 0  # by id
-        for start, end in cuts:
-            block = np.concatenate([some[:, place : place + end - start] for some in rows])[order]
-            further = torch.from_numpy(extra[:, start:end].copy())
-            answers.append(pack(function(torch.from_numpy(block), further, unpack(shared))))
-            place += end - start
-        return answers
 
     def evaluate(self, slices: Sequence[Slice]) -> list[Score]:
         """Scores of the model as it is now on slices of held-out sets."""
@@ -331,6 +298,41 @@ class Trainer:
     def limit_memory(self, share: float) -> None:
         """Limit this process to a share of the device's memory; no-op on a CPU."""
         limit_memory(self.device, share)
+
+
+def mapped_updates(
+    trainer: Trainer, parts: Sequence[TaskClients], *, function: Callable[..., Value], shared: Packed
+) -> list[Packed]:
+    """Call function(update [num_params], shared) for clients by task."""
+    shared, size = unpack(shared), trainer.layout.num_params
+    updates = [update for part in parts for update in trainer._vectors.of("update", part.clients.tolist())]
+    # A copy: a function may write to its argument, or return it; the row is needed again.
+    return [pack(function(update[:size].clone(), shared)) for update in updates]
+
+
+def mapped_columns(
+    _: Trainer,
+    cuts: Sequence[Columns],
+    clients: Sequence[np.ndarray],
+    *rows: np.ndarray,
+    function: Callable[..., Value],
+    shared: Packed,
+    extra: np.ndarray,
+) -> list[Packed]:
+    """function(block, extra, shared) of some blocks of columns, see `ServerView.map_columns`.
+
+    Args:
+      clients: ids of the rows of some trainers, one array for each part.
+      rows: (k, columns of all cuts) of one trainer after the other.
+      extra: (m, num_params) float32, further rows beside the clients'; m may be 0.
+    """
+    order, answers, place = np.argsort(np.concatenate(clients)), [], 0  # by id
+    for start, end in cuts:
+        block = np.concatenate([some[:, place : place + end - start] for some in rows])[order]
+        further = torch.from_numpy(extra[:, start:end].copy())
+        answers.append(pack(function(torch.from_numpy(block), further, unpack(shared))))
+        place += end - start
+    return answers
 
 
 def _begun(

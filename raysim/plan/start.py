@@ -19,7 +19,7 @@ from raysim.folders.environment import environment
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.build import Made, Plan, Recipe, device_of, make_server, make_trainer
 from raysim.plan.resources import resolve_resources, share_of
-from raysim.plan.weights import NO_WEIGHTS, held_weights
+from raysim.plan.weights import HeldWeights, held_weights
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def _made(plan: Plan, write: Write, node: str, on_step: Tell) -> Made:
     on_step("looking for the shards")
     cache, lines = data_cache(plan.config), Lines("writing shards", on_step)
     (shards,) = build_all_shards([plan.manifest], cache / "shards", write, lines.progress)
-    return Made(str(shards), node, held_weights(plan.spec, cache / "weights") if node else NO_WEIGHTS)
+    return Made(str(shards), node, held_weights(plan.spec, cache / "weights") if node else HeldWeights())
 
 
 def threads_of(cpus: float) -> int:

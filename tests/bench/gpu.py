@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import torch.nn.functional as F
 
@@ -27,7 +28,6 @@ from raysim.data.sources import set_path
 from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
 from raysim.engine.ray.server import RayServer
-from raysim.engine.ray.session import ray_session
 from raysim.engine.schedule import choose_cohort
 from raysim.folders.run_folder import RunFolder
 from raysim.models import ModelSpec, build_model
@@ -315,7 +315,7 @@ def main() -> None:
 
     card = torch.cuda.get_device_name() if DEVICE == "cuda" else f"no CUDA, {DEVICE}"
     print(f"{card}; PyTorch {torch.__version__}", flush=True)
-    with tempfile.TemporaryDirectory() as folder, ray_session(num_cpus=12):
+    with tempfile.TemporaryDirectory() as folder, ray.init(num_cpus=12, include_dashboard=False, log_to_driver=False):
         for name in names:
             measure(name, Path(folder), systems)
 

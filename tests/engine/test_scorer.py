@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from raysim.engine.messages import EvaluationPoint, Slice
 from raysim.engine.ray.pool import RayPool
-from raysim.engine.ray.slots import TrainerActor
+from raysim.engine.ray.slots import TrainerActor, TrainerSlots
 from raysim.engine.scorer import Scorer, map_features, slices_of
 from raysim.engine.trainer import Trainer
 from raysim.plan.build import make_trainer
@@ -122,7 +122,8 @@ def test_a_trainer_lost_in_an_evaluation_changes_no_bit(root, tmp_path, ray_clus
     plan = plan_of(root, data={"test": 0.25})
     recipe, serial = recipe_of(plan, root), server_on(plan, root)
     remote = ray_cluster.remote(TrainerActor).options(num_cpus=0.5)
-    pool = RayPool(lambda index: remote.remote(partial(make_trainer, recipe)), 2, plan.keeps_memory)
+    slots = TrainerSlots(lambda index: remote.remote(partial(make_trainer, recipe)), 2)
+    pool = RayPool(slots, plan.keeps_memory)
     server = server_on(plan, root, pool)
     server.pool.begin_round()
     on_slices, marker = pool.on_slices, tmp_path / "died"

@@ -308,7 +308,7 @@ def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools):
         server.pool.begin_round()
         call = partial(map_features, function=_rows_and_sum, shared=pack({"add": torch.ones(2)}))
         found = server.scorer.on_test(call, server.state, server.counters)
-        wanted = slices_of("test", server.sizes.num_test, 256)
+        wanted = slices_of("test", server.federation.num_test, 256)
         assert len(wanted) == 4
         labels = server_labels(servers[0])
         assert [rows for rows, _, _ in found] == [part.end - part.start for part in wanted]

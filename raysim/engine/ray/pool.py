@@ -19,7 +19,6 @@ from raysim.engine.messages import (
     EvaluationPoint,
     Handle,
     Packed,
-    PoolCounts,
     Reports,
     RoundMessage,
     Slice,
@@ -27,8 +26,8 @@ from raysim.engine.messages import (
     TaskResult,
     message_bytes,
 )
-from raysim.engine.ray.session import ENDS, LOSSES, Actor, Ref, plain_errors
-from raysim.engine.ray.slots import RETRIES, START_S, NodeIsGoing, TrainerSlot, TrainerSlots
+from raysim.engine.ray.session import ENDS, LOSSES, Ref, plain_errors
+from raysim.engine.ray.slots import RETRIES, NodeIsGoing, TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watched
 from raysim.engine.schedule import ClientBlock, Queues
 from raysim.engine.trainer import Trainer
@@ -111,25 +110,11 @@ class RayPool:
     trainers are added there, except on the server's own node, where they are in reach as they are.
 
     Args:
-      start: start(index) -> a new actor for that slot.
       capacity: how many trainers there is room for in all, asked before every round; None: their number is fixed.
-      gpu_share: of a GPU that each trainer has.
-      timeout_s: how long a trainer may be silent, see `Watch`.
-      patience_s: see `TrainerSlots`.
     """
 
-    def __init__(
-        self,
-        start: Callable[[int], Actor],
-        num_trainers: int,
-        keeps_memory: bool,
-        capacity: Callable[[], int] | None = None,
-        gpu_share: float = 0.0,
-        timeout_s: float | None = None,
-        patience_s: float = START_S,
-    ):
-        self.slots = TrainerSlots(start, num_trainers, gpu_share, timeout_s, patience_s)
-        self._keeps_memory, self._capacity = keeps_memory, capacity
+    def __init__(self, slots: TrainerSlots, keeps_memory: bool, capacity: Callable[[], int] | None = None):
+        self.slots, self._keeps_memory, self._capacity = slots, keeps_memory, capacity
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
         self._redone_blocks = self._sum_bytes = 0
@@ -145,11 +130,16 @@ class RayPool:
         self._planned = self.slots.ready()
         return len(self._planned)
 
-    def take_counts(self) -> PoolCounts:
-        nodes = {slot.node for slot in self._planned}
-        counts = PoolCounts(len(self._planned), len(nodes), self._sum_bytes / 1e6, self._redone_blocks)
+    def take_counts(self) -> dict[str, float]:
+        nodes, sum_mb = len({slot.node for slot in self._planned}), self._sum_bytes / 1e6
+        counts = {
+            "trainers": len(self._planned),
+            "nodes": nodes,
+            "sum_mb": sum_mb,
+            "redone_blocks": self._redone_blocks,
+        }
         self._redone_blocks = self._sum_bytes = 0
-        return counts
+        return {name: float(count) for name, count in counts.items()}
 
     def take_notes(self) -> list[str]:
         notes, self.slots.watch.notes = self.slots.watch.notes, []

@@ -21,7 +21,7 @@ from raysim.engine.pool import Pool
 from raysim.engine.ray.pool import RayPool
 from raysim.engine.ray.room import find_room
 from raysim.engine.ray.session import GONE_S, PAUSE_S, Actor, Ref, can_connect, placements, plain_errors
-from raysim.engine.ray.slots import START_S, NoTrainer, TrainerActor
+from raysim.engine.ray.slots import START_S, NoTrainer, TrainerActor, TrainerSlots
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import fitting
 from raysim.engine.server import Server
@@ -40,6 +40,7 @@ class TrainerStarter:
       group: of somebody else, a Tune trial's, that all must live in; None: later trainers go wherever there is room.
       nodes: where the first ones have room, outside of a group.
       most: trainers to grow to; infinite: as many as there is room for; None: their number is fixed.
+      timeout_s, patience_s: see `TrainerSlots`.
       begun: by index, those whose processes start already, beside the server's.
     """
 
@@ -49,6 +50,8 @@ class TrainerStarter:
     group: PlacementGroup | None = None
     nodes: Sequence[str] = ()
     most: float | None = None
+    timeout_s: float | None = None
+    patience_s: float = START_S
     begun: dict[int, Actor] = field(default_factory=dict)
 
     def __call__(self, index: int) -> Actor:
@@ -89,22 +92,12 @@ class ServerActor:
     It is built by the first call, whose errors then arrive as they were raised.
     """
 
-    def __init__(
-        self,
-        make_server: Callable[[Pool], Server],
-        starter: TrainerStarter,
-        keeps_memory: bool,
-        *,
-        client_timeout_s: float | None,
-        patience_s: float = START_S,
-    ):
+    def __init__(self, make_server: Callable[[Pool], Server], starter: TrainerStarter, keeps_memory: bool):
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
         capacity = starter.capacity if starter.most is not None and starter.group is None else None
-        pool = RayPool(
-            starter, starter.num_trainers, keeps_memory, capacity, starter.gpus, client_timeout_s, patience_s
-        )
-        self._make_server = partial(make_server, pool)
+        slots = TrainerSlots(starter, starter.num_trainers, starter.gpus, starter.timeout_s, starter.patience_s)
+        self._make_server = partial(make_server, RayPool(slots, keeps_memory, capacity))
 
     @cached_property
     def _server(self) -> Server:
@@ -167,17 +160,13 @@ class RayServer:
         self._deadline = began + (wait_s if group is None else 0.0)
         self._head = ray.get_runtime_context().gcs_address
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        starter = TrainerStarter(make_trainer, share, len(nodes) or num_trainers, group, nodes, most)
+        patience_s = max(START_S, wait_s if may_grow else 0.0)
+        count = len(nodes) or num_trainers
+        starter = TrainerStarter(make_trainer, share, count, group, nodes, most, client_timeout_s, patience_s)
         # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
         self._actors = starter.begin_all()
-        self.actor: Actor = server.remote(
-            make_server,
-            starter,
-            keeps_memory,
-            client_timeout_s=client_timeout_s,
-            patience_s=max(START_S, wait_s if may_grow else 0.0),
-        )
+        self.actor: Actor = server.remote(make_server, starter, keeps_memory)
         self._actors.append(self.actor)
 
     def wait_until_ready(self) -> None:

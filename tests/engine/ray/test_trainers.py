@@ -195,7 +195,7 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
         lives[index] += 1
         return ray.remote(Stub).options(num_cpus=0.1).remote(index, lives[index])
 
-    pool = RayPool(start, 2, keeps_memory=False)
+    pool = RayPool(TrainerSlots(start, 2), keeps_memory=False)
     blocks = [ClientBlock(index, (index,), 1) for index in range(2)]
     assert pool.begin_round() == 2
     messages = [RoundMessage(index, 0, np.zeros(1, np.float32), {}, {}, False) for index in range(3)]
@@ -258,11 +258,12 @@ def test_a_wait_for_trainers_ends_when_it_was_said_to(monkeypatch):
 def test_a_pool_grows_unless_its_number_is_fixed_or_it_lives_in_a_group(monkeypatch, most, group, grows):
     given = []
     monkeypatch.setattr(server, "RayPool", lambda *values: given.extend(values))
+    monkeypatch.setattr(server, "TrainerSlots", lambda *values: None)
     monkeypatch.setattr(server.torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(server, "keep_freed_memory", lambda: None)
     starter = server.TrainerStarter(None, {"CPU": 1}, 1, group=group, most=most)
-    server.ServerActor(print, starter, False, client_timeout_s=None)
-    assert (given[3] is not None) == grows
+    server.ServerActor(print, starter, False)
+    assert (given[2] is not None) == grows
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
