@@ -282,12 +282,11 @@ def schema() -> None:
 @app.command()
 def doctor(
     address: Annotated[str | None, Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS")] = None,
-    storage: Annotated[str, Option(help="folder for run directories, or a URI")] = "runs",
 ) -> None:
     """Check this installation, the disks, and every node of a running cluster."""
     from raysim.cli.doctor import examine
 
-    if not examine(address, storage):
+    if not examine(address):
         raise typer.Exit(1)
 
 

@@ -110,10 +110,10 @@ class RayPool:
     trainers are added there, except on the server's own node, where they are in reach as they are.
 
     Args:
-      capacity: how many trainers there is room for in all, asked before every round; None: their number is fixed.
+      capacity: how many trainers there is room for in all, asked before every round; 0: their number is fixed.
     """
 
-    def __init__(self, slots: TrainerSlots, keeps_memory: bool, capacity: Callable[[], int] | None = None):
+    def __init__(self, slots: TrainerSlots, keeps_memory: bool, capacity: Callable[[], int] = lambda: 0):
         self.slots, self._keeps_memory, self._capacity = slots, keeps_memory, capacity
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
@@ -125,8 +125,7 @@ class RayPool:
             # The first round waits for every trainer; a later one begins with those that are there, at least one.
             self.slots.wait_for(1 if self._planned else len(self.slots))
             self.slots.leave()
-            if self._capacity is not None:
-                self.slots.grow(self._capacity())
+            self.slots.grow(self._capacity())
         self._planned = self.slots.ready()
         return len(self._planned)
 
