@@ -131,11 +131,11 @@ def calibrate(
     ] = None,
 ) -> None:
     """Recompute LIVAR's coefficient table from pairs of federated and joint runs; resumes unfinished runs."""
-    from raysim.config import located_path, parse_overrides, read_config
-    from raysim.config.overlays import layered
+    import raysim.launch as launch
+    from raysim.config import located_path, parse_overrides
 
     values = parse_overrides(overrides or [])
-    raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled)
+    raw, _ = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line")
     _note_before(is_scaled)
     calibrate_and_print(raw, config, [located_path(folder) for folder in beside or []])
 

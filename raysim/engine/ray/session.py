@@ -105,32 +105,28 @@ def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: flo
       patience_s: seconds to wait for a cluster that does not answer.
     """
     begun, address = _BEGUN.get(), os.environ.get("RAY_ADDRESS")
-    beginning = f"connecting to Ray at {address}" if address else "starting Ray on this machine"
-    if begun is not None:
-        on_step(beginning)
+    if begun is None and ray.is_initialized():
+        yield
+        return
+    on_step(f"connecting to Ray at {address}" if address else "starting Ray on this machine")
+    if begun is None:
+        patiently(_start, patience_s, on_step)
+    else:
         begun.result()
         with contextlib.suppress(ValueError):  # not the main thread; there Ray would have set the first handler
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
                     signal.signal(number, lambda number, _: sys.exit(number))
-        try:
-            yield
-        except ClusterLost as error:
-            _LEFT.append(error)
+    try:
+        yield
+    except ClusterLost as error:
+        _LEFT.append(error)
+        if begun is not None:  # the next session begins by itself
             _BEGUN.set(None)
             _STARTER.submit(end_ray).result()
-            raise
-    elif ray.is_initialized():
-        yield
-    else:
-        on_step(beginning)
-        patiently(_start, patience_s, on_step)
-        try:
-            yield
-        except ClusterLost as error:
-            _LEFT.append(error)
-            raise
-        finally:
+        raise
+    finally:
+        if begun is None:
             on_step(_ending())
             end_ray()
 
