@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.commands import command, shown
-from raysim.base.settings import Raw
+from raysim.base.settings import Raw, differing
 from raysim.cli.terminal import MOST_ROWS, LiveLine, err, first_of, out, print_table, say
 
 if TYPE_CHECKING:
@@ -62,15 +62,16 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     count = f"best {MOST_ROWS} of {len(trials)}" if len(trials) > MOST_ROWS else str(len(trials))
     table = Table(title=f"{sweep.folder.name}: {count} trial{'s' * (len(trials) != 1)}, by {ranking}{order}")
     labels = [outcome.labels for outcome in outcomes.values()]
-    known = list(dict.fromkeys(name for each in labels for name in each))
-    names = [name for name in known if len({repr(each.get(name)) for each in labels}) > 1] or known
+    names = differing(labels) or list(dict.fromkeys(name for each in labels for name in each))
+    found = [outcomes[trial.name].headlines for trial in trials]
+    headlines = differing([{name: _number(value, ".4g") for name, value in each.items()} for each in found])
     is_finished = all(outcomes[trial.name].status == "completed" for trial in trials[:MOST_ROWS])
     columns: dict[str, Callable[[Outcome], str]] = {
         **({metric: lambda end: _number(end.score), "its best round": _best_round} if ranking == metric else {}),
         last: lambda end: _number(end.last),
         best: lambda end: _number(end.best),
         **({"best round": _best_round} if ranking != metric else {}),
-        **{name: partial(_headline, name) for name in _headlines(trials, outcomes)},
+        **{name: partial(_headline, name) for name in headlines},
         "seconds of rounds": lambda end: f"{end.seconds:.1f}",
         **({} if is_finished else {"status": lambda end: end.status}),
     }
@@ -83,13 +84,6 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     if len(trials) > MOST_ROWS:
         table.caption = f"{len(trials) - MOST_ROWS} more in results.csv"
     return table
-
-
-def _headlines(trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Names of the headlines that vary between trials."""
-    found = [outcomes[trial.name].headlines for trial in trials]
-    names = dict.fromkeys(name for each in found for name in each)
-    return [name for name in names if len({_number(each.get(name), ".4g") for each in found}) > 1]
 
 
 def _headline(name: str, end: Outcome) -> str:
