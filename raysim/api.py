@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from raysim.base.errors import ConfigError, DataError, Fault, OwnCodeError
 from raysim.base.own import place_in, place_of, words_of
+from raysim.base.progress import Listener
 from raysim.base.texts import round_name
 from raysim.config import path_to_write
 from raysim.data.arrow import write_set
@@ -73,11 +74,13 @@ def run(
     refuse_others("on_round", on_round, Callable | None)
     if on_round is not None:
         _refuse_other_arguments("on_round", on_round, "the record of a round")
-    progress = Progress(is_quiet=quiet)
-    listener, after = progress.line.listener(), _checked(on_round, progress.round)
+    progress = Progress()
+    listener, on_start, show = progress.line.listener(), progress.start, progress.round
+    if quiet:
+        listener, on_start, show = Listener(), lambda *_: None, lambda record: None
     raw, source = settings_of(config, overrides, settings, scale=scale)
     with _signals_as_keyboard_interrupt(), progress.line:
-        return finished_run(raw, source, listener, on_start=progress.start, on_round=after).reload()
+        return finished_run(raw, source, listener, on_start=on_start, on_round=_checked(on_round, show)).reload()
 
 
 def tune(
@@ -103,8 +106,8 @@ def tune(
     from raysim.cli.terminal import LiveLine
 
     refuse_others("callbacks", callbacks, Sequence)
-    line = LiveLine(is_quiet=quiet)
-    listener = line.listener()
+    line = LiveLine()
+    listener = Listener() if quiet else line.listener()
     raw, source = settings_of(config, overrides, settings, scale=scale)
     with _signals_as_keyboard_interrupt(), line:
         sweep, _ = finished_sweep(raw, source, listener, callbacks=callbacks)

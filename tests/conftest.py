@@ -158,12 +158,13 @@ def ray_pools(swap_pools, root):
     import ray
 
     from raysim.engine.ray.pool import RayPool
+    from raysim.engine.ray.slots import TrainerSlots
     from raysim.plan.build import make_trainer
     from tests.support.federations import recipe_of
 
     def pools(plan):
         recipe = recipe_of(plan, root)
         ray.get([actor.become.remote(partial(make_trainer, recipe)) for actor in swap_pools])
-        return [RayPool(swap_pools.__getitem__, count, plan.keeps_memory) for count in (1, 2, 3)]
+        return [RayPool(TrainerSlots(swap_pools.__getitem__, count), plan.keeps_memory) for count in (1, 2, 3)]
 
     return pools

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.settings import Raw, Settings
-from raysim.cli.terminal import LiveLine, command_began, out, print_table
+from raysim.cli.terminal import MOST_ROWS, LiveLine, command_began, first_of, out, print_table
 from raysim.config import Config, methods_label
 from raysim.engine.device import num_accelerators
 from raysim.folders.storage import Copy
@@ -24,9 +24,6 @@ from raysim.plan.cost import Rates, RunCost, cost_of, measure_all, seconds_of
 from raysim.plan.resources import resolve_resources
 from raysim.tuning.outcome import outcome
 from raysim.tuning.planner import SweepTrial
-
-#: Lines of the table and of the lists below it.
-MOST_ROWS = 10
 
 #: Starts of a process beside the trials of a sweep, for each of which this command's own is the measure: the command, Ray,
 #: the first process of trials. On Ray a run starts trainers, too.
@@ -89,10 +86,8 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     total = sweep.num_trials + len(sweep.refused)
     listed = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     out.print(f"{total} trials: {listed}", markup=False)
-    for name, faults in list(sweep.refused.items())[:MOST_ROWS]:
-        out.print(f"refused: {name}: {'; '.join(map(str, faults))}", markup=False)
-    if len(sweep.refused) > MOST_ROWS:
-        out.print(f"refused: {len(sweep.refused) - MOST_ROWS} more")
+    for refused in first_of([f"{name}: {'; '.join(map(str, faults))}" for name, faults in sweep.refused.items()]):
+        out.print(f"refused: {refused}", markup=False)
     if priced:
         _print(priced, seconds + STARTS_OF_SWEEP * start_s, source)
     if num_unmeasured:

@@ -13,11 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.base.errors import DataError
 from raysim.base.uri import is_uri
 from raysim.cli.terminal import LiveLine, say
-from raysim.config import folder_of, home_folder
-from raysim.folders.filesystems import FAILURES, reached_folder, reason
+from raysim.config import home_folder
 
 if TYPE_CHECKING:
     from raysim.engine.ray.nodes import NodeFacts
@@ -34,16 +32,15 @@ FULL = 0.95
 Finding = tuple[bool, str]
 
 
-def examine(address: str | None, storage: str) -> bool:
+def examine(address: str | None) -> bool:
     """`raysim doctor`: print a line for each thing looked at, and return whether all is well.
 
     Args:
       address: of a running Ray, host:port or auto; without one no cluster is looked at.
-      storage: folder for run directories, relative to RAYSIM_HOME, or a URI.
     """
-    folder, is_good = None if is_uri(storage) else home_folder() / storage, True
-    parts = {"this installation": installation(), "the disks": at_uri(storage) if folder is None else disks(folder)}
-    parts[f"the cluster at {address}"] = cluster(address, folder)
+    storage, is_good = home_folder() / "runs", True
+    parts = {"this installation": installation(), "the disks": disks(storage)}
+    parts[f"the cluster at {address}"] = cluster(address, storage)
     with LiveLine() as live:
         for what, findings in parts.items():
             live.show(f"looking at {what}")
@@ -88,23 +85,8 @@ def disks(storage: Path) -> Iterator[Finding]:
         _write_probe(storage).unlink()
         yield _disk(_existing(storage), f"{storage} (storage)")
     except OSError as error:
-        remedy = "set storage, or RAYSIM_HOME, to a writable folder"
+        remedy = "set RAYSIM_HOME to a writable folder"
         yield False, f"storage {storage} cannot be written ({error}): {remedy}"
-
-
-def at_uri(storage: str) -> Iterator[Finding]:
-    """Whether the storage at a URI can be written from here, and free space for the local folders of its runs."""
-    yield from disks(folder_of(storage, "runs"))
-    try:
-        folder, probe = reached_folder(storage), f".raysim-doctor-{uuid.uuid4().hex}"
-        folder.write(probe, b"")
-        folder.delete([probe])
-        text = "can be written from here; nodes that run trials of a sweep need the same credentials"
-        yield True, f"storage {storage} {text}"
-    except DataError as error:
-        yield False, f"storage: {error}"
-    except FAILURES as error:
-        yield False, f"storage {storage} cannot be written ({reason(error)}): check the rights of the credentials"
 
 
 def _disk(folder: Path, name: str) -> Finding:
@@ -112,7 +94,7 @@ def _disk(folder: Path, name: str) -> Finding:
     return _finding(free > MIN_DISK, f"{free / 2**30:.1f} GiB free in {name}", ": Ray and the runs need 2 GiB or more")
 
 
-def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
+def cluster(address: str | None, storage: Path) -> Iterator[Finding]:
     """Every node of a running Ray."""
     if not address or is_uri(address):  # a dashboard knows jobs alone
         remedy = "give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
@@ -125,7 +107,7 @@ def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
         with connected(address):
             yield True, f"connected to Ray at {address}"
             with contextlib.suppress(OSError):  # a finding of its own already
-                probe = None if storage is None else _write_probe(storage)
+                probe = _write_probe(storage)
             yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
     except ConnectionError as error:
         token = "RAY_AUTH_MODE and the token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
@@ -136,19 +118,18 @@ def cluster(address: str | None, storage: Path | None) -> Iterator[Finding]:
             probe.unlink(missing_ok=True)
 
 
-def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path | None) -> Iterator[Finding]:
+def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: Path) -> Iterator[Finding]:
     """Yield the findings of each node.
 
     Args:
       here: versions of the driver, which those of the nodes must equal.
-      storage: a folder that all of them should see; None: it is at a URI.
+      storage: a folder that all of them should see.
     """
     for node in nodes:
         if node.error:
             yield False, f"{node.name}: ran no task: {node.error}; look at `ray status` and at the node's logs"
         else:
-            checks = [_versions(node, here), _gpus(node), _temp(node)]
-            checks += [] if storage is None else [_storage(node, storage)]
+            checks = [_versions(node, here), _gpus(node), _temp(node), _storage(node, storage)]
             yield from ((is_ok, f"{node.name}: {line}") for is_ok, line in checks)
 
 

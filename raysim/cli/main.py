@@ -7,7 +7,7 @@ import sys
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -131,11 +131,11 @@ def calibrate(
     ] = None,
 ) -> None:
     """Recompute LIVAR's coefficient table from pairs of federated and joint runs; resumes unfinished runs."""
-    from raysim.config import located_path, parse_overrides, read_config
-    from raysim.config.overlays import layered
+    import raysim.launch as launch
+    from raysim.config import located_path, parse_overrides
 
     values = parse_overrides(overrides or [])
-    raw = layered(read_config(Path(config)), values, config, is_scaled=is_scaled)
+    raw, _ = launch.settings_of(config, values, {}, scale=is_scaled, where="the command line")
     _note_before(is_scaled)
     calibrate_and_print(raw, config, [located_path(folder) for folder in beside or []])
 
@@ -282,34 +282,12 @@ def schema() -> None:
 @app.command()
 def doctor(
     address: Annotated[str | None, Option(help="a running Ray: host:port or auto", envvar="RAY_ADDRESS")] = None,
-    storage: Annotated[str, Option(help="folder for run directories, or a URI")] = "runs",
 ) -> None:
     """Check this installation, the disks, and every node of a running cluster."""
     from raysim.cli.doctor import examine
 
-    if not examine(address, storage):
+    if not examine(address):
         raise typer.Exit(1)
-
-
-@app.command()
-def submit(
-    config: Annotated[str, Argument(help="a YAML file below the working directory, or a recipe's name")],
-    overrides: GridOverrides = None,
-    is_scaled: Scaled = False,
-    verb: Annotated[
-        Literal["run", "tune", "calibrate", "partition"] | None, Option(help="by default as the file says")
-    ] = None,
-    job_id: Annotated[str | None, Option("--id", help="name of the job; by default that of the run")] = None,
-    working_dir: Annotated[Path, Option(help="folder that is uploaded")] = Path("."),
-    variables: Annotated[list[str] | None, Option("--env", help="NAME=VALUE for the job; several times")] = None,
-    waits: Annotated[bool, Option("--wait/--no-wait", help="follow the job's log until it has ended")] = True,
-) -> None:
-    """Run a verb as a job of the cluster in RAY_API_SERVER_ADDRESS and follow the log; the same command resumes."""
-    from raysim.cli.submit import Job, submit_and_follow
-
-    job = Job(verb, job_id, working_dir, variables or [], is_scaled)
-    if status := submit_and_follow(config, overrides or [], job, waits=waits):
-        raise typer.Exit(status)
 
 
 def main() -> None:

@@ -80,21 +80,19 @@ def _runs_table(place: str, folder: Path, changed: Mapping[str, Stamp]) -> Table
     if not runs:
         raise DataError("no run", place, "give a place where `raysim run` or `raysim tune` wrote runs")
     sweeps = {path.parent.relative_to(folder).as_posix() for path in folder.rglob("sweep.yaml")} - {"."}
-    rows: dict[str, tuple[str, ...]] = {}
+    rows: dict[str, list[RunProgress]] = {}
     for run in runs:
-        sweep = next((name for name in sweeps if run.name.startswith(f"{name}/")), "")
-        if not sweep:
-            rows[run.name] = (run.state, f"{run.num_done} of {run.rounds}", run.score, _age(run.changed_s))
-        elif sweep not in rows:
-            trials = [each for each in runs if each.name.startswith(f"{sweep}/")]
-            states = Counter(each.state for each in trials)
-            rows[sweep] = (
-                ", ".join(f"{count} {state}" for state, count in sorted(states.items())),
-                f"{sum(each.num_done for each in trials)} of {sum(each.rounds for each in trials)}",
-                "",
-                _age(max(each.changed_s for each in trials)),
-            )
-    return _table(place, ("run or sweep", "state", "rounds", "last score", "last write"), rows)
+        sweep = next((name for name in sweeps if run.name.startswith(f"{name}/")), run.name)
+        rows.setdefault(sweep, []).append(run)
+    table = Table("run or sweep", "state", "rounds", "last score", "last write", title=escape(place))
+    for name, some in rows.items():
+        state, score = some[0].state, some[0].score
+        if name in sweeps:
+            states = Counter(each.state for each in some)
+            state, score = ", ".join(f"{count} {each}" for each, count in sorted(states.items())), ""
+        rounds = f"{sum(each.num_done for each in some)} of {sum(each.rounds for each in some)}"
+        table.add_row(*map(escape, (name, state, rounds, score, _age(max(each.changed_s for each in some)))))
+    return table
 
 
 def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str, int]) -> RunProgress:
@@ -108,13 +106,6 @@ def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str,
     scores = [f"{column.removeprefix('server/')} {float(row[column]):.4f}" for row in rows if row.get(column)]
     rounds = max(rounds, len(rows))  # a method may work in a round behind the last
     return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", at_s)
-
-
-def _table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
-    table = Table(*columns, title=escape(title))
-    for name, cells in rows.items():
-        table.add_row(*map(escape, (name, *cells)))
-    return table
 
 
 def _age(at_s: float) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.errors import DataError, explained
-from raysim.base.settings import Settings
+from raysim.base.settings import Settings, differing
 from raysim.cli.terminal import LiveLine, out, print_table
 from raysim.config import sound_config, sweep
 from raysim.data.arrow import SetInfo
@@ -65,8 +65,7 @@ def partitions(raw: Mapping[str, object], source: str) -> list[DrawnPartition]:
             raise DataError(f"trial {trial.name}: {error.what}", error.where, error.mend) from error
         different.setdefault(manifest.checksum, (trial.values, info, manifest))
     values = [chosen for chosen, _, _ in different.values()]
-    all_axes = dict.fromkeys(axis for chosen in values for axis in chosen)  # some trials lack one, see `tune.only`
-    axes = dict.fromkeys(axis for axis in all_axes if len({repr(chosen.get(axis)) for chosen in values}) > 1)
+    axes = differing(values)  # some trials lack one, see `tune.only`
 
     def name(chosen: Mapping[str, object]) -> str:
         telling = {axis: chosen[axis] for axis in axes if axis in chosen}

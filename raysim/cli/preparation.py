@@ -32,8 +32,7 @@ def prepare_and_print(
         print_columns(_known_sets(path_to_write(root)))
         return
     path = set_path(path_to_write(root), save_as or name)
-    if is_prepared(path) and not again:
-        _tell_of_the_one_there(path, files)
+    is_there = is_prepared(path) and not again
     with LiveLine() as line:
         line.step(f"preparing {save_as or name}")
         parts: dict[str, Lines] = {}
@@ -46,22 +45,11 @@ def prepare_and_print(
         info = prepare(
             name, path_to_write(root), files, again=again, save_as=save_as, options=options, on_progress=progress
         )
+    if is_there:
+        unread = f"; {files} is not read" if files is not None and str(files.absolute()) != info.read_from else ""
+        origin = f" from {info.read_from}" if info.read_from else ""
+        err.print(f"note: {shown(path)} was made before{origin}{unread}; --again repeats the preparation", markup=False)
     _print_set(info, root)
-
-
-def _tell_of_the_one_there(path: Path, files: Path | None) -> None:
-    """Report an existing set and its source.
-
-    Args:
-      path: its Arrow file; files: --root.
-    """
-    try:
-        source = SetInfo.read(path).read_from
-    except (OSError, ValueError, TypeError):  # damaged: `prepare` says so
-        return
-    unread = f"; {files} is not read" if files is not None and str(files.absolute()) != source else ""
-    origin = f" from {source}" if source else ""
-    err.print(f"note: {shown(path)} was made before{origin}{unread}; --again repeats the preparation", markup=False)
 
 
 def _known_sets(root: Path) -> dict[str, str]:

@@ -11,16 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.commands import command, shown
-from raysim.base.settings import Raw
-from raysim.cli.terminal import LiveLine, err, out, print_table, say
+from raysim.base.settings import Raw, differing
+from raysim.cli.terminal import MOST_ROWS, LiveLine, err, first_of, out, print_table, say
 
 if TYPE_CHECKING:
     from raysim.tuning.outcome import Outcome
     from raysim.tuning.plan import Sweep
     from raysim.tuning.planner import SweepTrial
-
-#: Lines of the table, and of each list of trials without a result: results.csv has them all.
-MOST_ROWS = 10
 
 
 def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
@@ -30,15 +27,12 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
     if trials := ranked(sweep, outcomes):
         print_table(best_trials(sweep, trials, outcomes))
     for status in ("failed", "unfinished"):
-        names = [name for name, outcome in outcomes.items() if outcome.status == status]
-        for name in names[:MOST_ROWS]:
-            err.print(f"{status}: {name}: {outcomes[name].message}".rstrip(": "), markup=False)
-        if len(names) > MOST_ROWS:
-            err.print(f"{status}: {len(names) - MOST_ROWS} more, see results.csv")
+        lines = [f"{name}: {outcome.message}" for name, outcome in outcomes.items() if outcome.status == status]
+        for line in first_of(lines, "see results.csv"):
+            err.print(f"{status}: {line}".rstrip(": "), markup=False)
     unranked = [name for name, outcome in outcomes.items() if outcome.is_finished and outcome.score is None]
     if unranked:
-        more = f" and {len(unranked) - MOST_ROWS} more" if len(unranked) > MOST_ROWS else ""
-        listed = ", ".join(unranked[:MOST_ROWS]) + more
+        listed = ", ".join(first_of(unranked, "see results.csv"))
         err.print(f"not ranked, since they recorded no {sweep.base.tune.metric}: {listed}", markup=False)
     out.print(f"sweep directory: {sweep.place}  (with results.csv)", markup=False)
     if (first := best_trial(sweep, outcomes)) is not None:
@@ -68,15 +62,16 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     count = f"best {MOST_ROWS} of {len(trials)}" if len(trials) > MOST_ROWS else str(len(trials))
     table = Table(title=f"{sweep.folder.name}: {count} trial{'s' * (len(trials) != 1)}, by {ranking}{order}")
     labels = [outcome.labels for outcome in outcomes.values()]
-    known = list(dict.fromkeys(name for each in labels for name in each))
-    names = [name for name in known if len({repr(each.get(name)) for each in labels}) > 1] or known
+    names = differing(labels) or list(dict.fromkeys(name for each in labels for name in each))
+    found = [outcomes[trial.name].headlines for trial in trials]
+    headlines = differing([{name: _number(value, ".4g") for name, value in each.items()} for each in found])
     is_finished = all(outcomes[trial.name].status == "completed" for trial in trials[:MOST_ROWS])
     columns: dict[str, Callable[[Outcome], str]] = {
         **({metric: lambda end: _number(end.score), "its best round": _best_round} if ranking == metric else {}),
         last: lambda end: _number(end.last),
         best: lambda end: _number(end.best),
         **({"best round": _best_round} if ranking != metric else {}),
-        **{name: partial(_headline, name) for name in _headlines(trials, outcomes)},
+        **{name: partial(_headline, name) for name in headlines},
         "seconds of rounds": lambda end: f"{end.seconds:.1f}",
         **({} if is_finished else {"status": lambda end: end.status}),
     }
@@ -91,27 +86,16 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     return table
 
 
-def _headlines(trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Names of the headlines that vary between trials."""
-    found = [outcomes[trial.name].headlines for trial in trials]
-    names = dict.fromkeys(name for each in found for name in each)
-    return [name for name in names if len({_shown(each.get(name)) for each in found}) > 1]
-
-
 def _headline(name: str, end: Outcome) -> str:
-    return _shown(end.headlines.get(name))
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return _number(end.headlines.get(name), ".4g")
 
 
 def _short(label: object) -> str:
     return f"{label:.6g}" if isinstance(label, float) else str(label)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+def _number(value: float | None, form: str = ".4f") -> str:
+    return "" if value is None else f"{value:{form}}"
 
 
 def _best_round(end: Outcome) -> str:
@@ -146,10 +130,6 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
     say(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}")
 
 
-#: How many runs that are not in the tables are listed.
-MOST_MISSING = 10
-
-
 def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> None:
     """Print tables and conclusions, and write the report.
 
@@ -176,9 +156,9 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
     for other in report.others:
         out.print(other.title, markup=False)
         print_table(terminal(other.header, other.lines))
-    missing = [f"{run.folder}: {run.status}" for run in report.runs if not run.is_finished]
-    if len(missing) > MOST_MISSING:
-        missing[MOST_MISSING:] = [f"{len(missing) - MOST_MISSING} more, listed in the report"]
+    missing = first_of(
+        [f"{run.folder}: {run.status}" for run in report.runs if not run.is_finished], "listed in the report"
+    )
     said = {"- ": conclusions(report), "note: ": report.notes, "not in the tables: ": missing}
     for sentence in (f"{kind}{text}" for kind, texts in said.items() for text in texts):
         out.print(sentence, markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,10 @@ from raysim.base.texts import round_name, visible
 if TYPE_CHECKING:
     from raysim.engine.round_metrics import RoundRecord
     from raysim.folders.run_folder import RunFolder
+
+
+#: Rows of a table, or lines of a list, on the terminal.
+MOST_ROWS = 10
 
 
 class Visible(RenderHook):
@@ -59,6 +63,13 @@ def print_table(table: Table) -> None:
     with page.capture() as text:
         page.print(table)
     say("\n".join(line.rstrip() for line in text.get().splitlines()))
+
+
+def first_of(lines: Sequence[str], where: str = "") -> list[str]:
+    """Return the first `MOST_ROWS` lines, and the number of the others. where: what a reader does to see the others."""
+    num_more = len(lines) - MOST_ROWS
+    more = [f"{num_more} more{', ' * bool(where)}{where}"] if num_more > 0 else []
+    return [*lines[:MOST_ROWS], *more]
 
 
 def say(line: str) -> None:
@@ -98,14 +109,9 @@ def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> 
 
 
 class LiveLine:
-    """Line with the current activity: replaced on a terminal and in a notebook, printed once elsewhere.
+    """Line with the current activity: replaced on a terminal and in a notebook, printed once elsewhere."""
 
-    Args:
-      is_quiet: nothing is shown.
-    """
-
-    def __init__(self, *, is_quiet: bool = False):
-        self._is_quiet = is_quiet
+    def __init__(self) -> None:
         self._status: Status | None = None
         self._notebook_line: Any = None
         self._last = ""
@@ -113,7 +119,7 @@ class LiveLine:
     @property
     def is_replaced(self) -> bool:
         """Whether a line takes the place of the one before."""
-        return not self._is_quiet and (out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal))
+        return out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal)
 
     def listener(self) -> Listener:
         """Return the listener through which long work updates this line."""
@@ -121,8 +127,7 @@ class LiveLine:
 
     def note(self, text: str) -> None:
         """A remark that stays, apart from the output."""
-        if not self._is_quiet:
-            err.print(text, markup=False)
+        err.print(text, markup=False)
 
     def step(self, text: str) -> None:
         """A part of the work begins."""
@@ -133,8 +138,6 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Print a permanent line above the live line."""
-        if self._is_quiet:
-            return
         if out.is_jupyter:
             self.show(text)
             self._notebook_line = None
@@ -182,9 +185,9 @@ class Progress:
     Rounds are counted from 1.
     """
 
-    def __init__(self, began: float | None = None, *, is_quiet: bool = False):
+    def __init__(self, began: float | None = None):
         self._began = self._rounds_began = time.monotonic() if began is None else began
-        self._is_quiet, self.line = is_quiet, LiveLine(is_quiet=is_quiet)
+        self.line = LiveLine()
         self._first, self._total = 0, 0
         self.has_rounds = False  # that this process runs
         self._score, self._evaluated = "", 0
@@ -193,8 +196,6 @@ class Progress:
         """The rounds begin; first_round: index of the first one."""
         self._first, self._total, self.has_rounds = first_round, num_rounds, first_round < num_rounds
         self._rounds_began = time.monotonic()
-        if self._is_quiet:
-            return
         from raysim.folders.run_folder import RunFolder
 
         run = RunFolder(folder)
@@ -210,8 +211,6 @@ class Progress:
 
     def round(self, record: RoundRecord) -> None:
         """A round has ended."""
-        if self._is_quiet:
-            return
         number = record.round_index + 1
         main = main_of(record.metrics)
         if f"server/{main}" in record.metrics:

@@ -27,24 +27,18 @@ from raysim.base.errors import (
 from raysim.base.uri import masked
 from raysim.cli.terminal import err
 
-#: Where this variable is set, a traceback goes to the terminal as Python prints it.
-DEBUG_VARIABLE = "RAYSIM_DEBUG"
-
-
 #: Faults in what the user gave; all other errors are failures of the run.
 GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExists)
 
 
 def told(error: Exception) -> tuple[str, int]:
-    """Return (message, exit status) of an error. Unexpected errors are raised if DEBUG_VARIABLE is set."""
+    """Return (message, exit status) of an error."""
     if isinstance(error, RaysimError):
         return f"{type(error).__name__}: {error}", 2 if isinstance(error, GIVEN) else 1
     from raysim.engine.simulation import Interrupted  # loads PyTorch
 
     if isinstance(error, Interrupted):
         return str(error), 128 + error.signal_number
-    if DEBUG_VARIABLE in os.environ:
-        raise error
     return sentence(error), 1
 
 
@@ -55,10 +49,7 @@ def sentence(error: BaseException) -> str:
         remedy = "Free space, or set storage and data.root to writable folders"
         return f"cannot write ({masked(str(error))}). {remedy}"
     words = masked(" ".join(str(error).split()))[:500].rstrip(".")
-    return (
-        f"{type(error).__name__}: {words}. The fault is in raysim or a package{_kept(error)}. "
-        f"{DEBUG_VARIABLE}=1 prints the traceback"
-    )
+    return f"{type(error).__name__}: {words}. The fault is in raysim or a package{_kept(error)}"
 
 
 def _kept(error: BaseException) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from raysim.base.errors import RaysimError
+from raysim.base.errors import RaysimError, explained
 from raysim.base.reading import read_json
 from raysim.engine.messages import Packed, Snapshot
 from raysim.folders.files import partial_file, sync_folder, write_file
@@ -152,10 +152,8 @@ class CheckpointStore:
         Raises:
           RaysimError: it changed since then.
         """
-        try:
+        with explained("damaged client memory", path, "run the same command again", *DAMAGE, to=RaysimError):
             return _read_tree(path, self._digests[path.relative_to(self.folder).as_posix()])
-        except DAMAGE as error:
-            raise RaysimError(f"damaged client memory ({error})", str(path), "run the same command again") from error
 
     @property
     def next_round(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,21 +15,9 @@ from raysim.base.texts import round_name
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Value
 from raysim.core.weights import Weights, take
-from raysim.engine.messages import (
-    Columns,
-    ColumnsRequest,
-    FoldRequest,
-    Handle,
-    MapRequest,
-    Reports,
-    TaskClients,
-    TaskResult,
-    pack,
-    readonly_tensor,
-    unpack,
-)
+from raysim.engine.messages import Columns, Handle, Reports, TaskClients, TaskResult, pack, readonly_tensor, unpack
 from raysim.engine.pool import Pool
-from raysim.engine.trainer import Trainer
+from raysim.engine.trainer import Trainer, mapped_columns, mapped_updates
 from raysim.training.aggregate import rounding_constants
 
 #: A sum is made in parts, of whole leaves and at least so many entries: 32 MiB. Of a large model no process and no object
@@ -151,23 +140,24 @@ class Cohort:
         # One grid for the whole cohort, known before anything is added: that makes the partial sums exact.
         constants = rounding_constants(self._layout, weights, self.kept(self.reports.peaks[vector]))
         for first, last in leaf_cuts(leaves):
-            request = FoldRequest(vector, pack(constants[first:last]), first, last)
+            call = partial(Trainer.fold, vector=vector, constants=pack(constants[first:last]), first=first, last=last)
             some = {leaf.name: weights[leaf.name] for leaf in leaves[first:last] if leaf.name in weights}
             parts = [
                 (result, TaskClients(result.reports.client[rows], pack(take(some, places))))
                 for result, rows, places in self._parts()
             ]
             into = total[leaves[first].offset : leaves[last - 1].end]
-            for partial in self._pool.at_results(Trainer.fold, request, parts, adds=True):
-                into += readonly_tensor(partial)
-            del partial  # it may lie in an object store, which then has room for the next ones
+            for part in self._pool.at_results(call, parts, adds=True):
+                into += readonly_tensor(part)
+            del part  # it may lie in an object store, which then has room for the next ones
         return total
 
     def map_updates(self, function: Callable[[Tensor, Value], Value], shared: Value = None) -> list[Value]:
         """function(update [num_params], shared) of every kept client in ascending order, run where the updates lie."""
         parts = list(self._parts())
         asked = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in parts]
-        answers = self._pool.at_results(Trainer.map_updates, MapRequest(function, pack(shared)), asked, adds=False)
+        call = partial(mapped_updates, function=function, shared=pack(shared))
+        answers = self._pool.at_results(call, asked, adds=False)
         ordered: list[Value] = [None] * int(self.is_kept.sum())
         for (_, _, places), values in zip(parts, answers, strict=True):
             for place, value in zip(places.tolist(), values, strict=True):
@@ -183,9 +173,9 @@ class Cohort:
         cuts = column_cuts(size, int(self.is_kept.sum()))
         if not self.is_kept.any():  # no trainer holds a row
             return [function(torch.zeros(0, end - start), extra[:, start:end], shared) for start, end in cuts]
-        request = ColumnsRequest(function, pack(shared), pack(extra))
+        call = partial(mapped_columns, function=function, shared=pack(shared), extra=pack(extra))
         parts = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in self._parts()]
-        return [unpack(answer) for answer in self._pool.on_columns(request, parts, cuts)]
+        return [unpack(answer) for answer in self._pool.on_columns(call, parts, cuts)]
 
     def _parts(self) -> Iterator[tuple[TaskResult, np.ndarray, Tensor]]:
         """Return (result, kept rows, places among the kept clients) for each task result with kept rows."""

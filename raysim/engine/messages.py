@@ -167,8 +167,12 @@ class Reports:
 
     def ordered(self, order: np.ndarray) -> Reports:
         """The same reports with the axis of clients in another order. order: (k,) int64."""
-        columns = {name: _taken(getattr(self, name), order) for name in self.__dataclass_fields__}
-        return Reports(**columns)  # type: ignore[arg-type]  # see `joined`
+
+        def taken(column: np.ndarray | None) -> np.ndarray | None:
+            return None if column is None else column[order]
+
+        columns = {name: map_leaves(taken, getattr(self, name)) for name in self.__dataclass_fields__}
+        return Reports(**columns)
 
 
 def bytes_up(reports: Reports, layout: Layout) -> int:
@@ -209,42 +213,11 @@ class Slice(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class FoldRequest:
-    """Which vector to sum, in which leaves, and their rounding constants (last - first,) float64 of the whole cohort."""
-
-    vector: str
-    constants: np.ndarray
-    first: int
-    last: int
-
-
 class Columns(NamedTuple):
     """Entries start..end of updates."""
 
     start: int
     end: int
-
-
-@dataclass(frozen=True)
-class ColumnsRequest:
-    """function(block, extra, shared), see `ServerView.map_columns`.
-
-    Attributes:
-      rows: (m, num_params) float32, further rows beside the clients'; m may be 0.
-    """
-
-    function: Callable[..., Value]
-    shared: Packed
-    rows: np.ndarray
-
-
-@dataclass(frozen=True)
-class MapRequest:
-    """Call function(argument, shared) in the process that holds the data."""
-
-    function: Callable[..., Value]
-    shared: Packed
 
 
 @dataclass(frozen=True)
@@ -254,22 +227,6 @@ class EvaluationPoint:
     state: np.ndarray
     counters: Mapping[str, int]
     override: Mapping[str, np.ndarray]
-
-
-class GradientRequest(NamedTuple):
-    """How a validation gradient is taken: the clients' batch size, the seed of dropout, and "train" or "eval"."""
-
-    batch_size: int
-    seed: int
-    mode: str
-
-
-class UpdateRequest(NamedTuple):
-    """How an update on the validation set is made: by which phase's settings, with which learning rate and draws."""
-
-    phase_index: int
-    lr: float
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -283,22 +240,6 @@ class Snapshot:
     counters: Mapping[str, int]
     methods: Mapping[str, Packed]
     turns: Packed = None
-
-
-@dataclass(frozen=True)
-class PoolCounts:
-    """What a round took in machines.
-
-    Attributes:
-      sum_mb: partial sums that came from other nodes.
-      redone_blocks: client blocks handed out a second time after a loss; those that a lost trainer had in its queue and
-        had not begun count, too.
-    """
-
-    trainers: int
-    nodes: int
-    sum_mb: float = 0.0
-    redone_blocks: int = 0
 
 
 def _joined(name: str, parts: list[Column]) -> Column:
@@ -318,9 +259,3 @@ def _joined(name: str, parts: list[Column]) -> Column:
         raise MethodError(
             f"clients reported different shapes ({error})", f"report {name!r}", "report one shape for every client"
         ) from error
-
-
-def _taken(column: Column, order: np.ndarray) -> Column:
-    if isinstance(column, Mapping):
-        return {key: _taken(inner, order) for key, inner in column.items()}
-    return None if column is None else column[order]

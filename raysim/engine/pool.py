@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from raysim.engine.messages import (
     Columns,
-    ColumnsRequest,
     EvaluationPoint,
     Handle,
     Packed,
-    PoolCounts,
     RoundMessage,
     Slice,
     TaskClients,
@@ -44,9 +43,13 @@ class SerialPool:
         """Number of trainers for planning the next round; at least one."""
         return 1
 
-    def take_counts(self) -> PoolCounts:
-        """Return the usage since the last call."""
-        return PoolCounts(trainers=1, nodes=1)
+    def take_counts(self) -> dict[str, float]:
+        """Return the usage since the last call: trainers, nodes, and what was lost or sent.
+
+        sum_mb: partial sums that came from other nodes; redone_blocks: client blocks handed out a second time after a loss,
+        also those that a lost trainer had in its queue and had not begun.
+        """
+        return {"trainers": 1.0, "nodes": 1.0, "sum_mb": 0.0, "redone_blocks": 0.0}
 
     def take_notes(self) -> list[str]:
         """Lines for the user, since this was last asked."""
@@ -66,37 +69,31 @@ class SerialPool:
             yield TaskResult(reports, None, tuple(after) if self._keeps_memory else ())
 
     def at_results(
-        self,
-        call: Callable[..., Answer],
-        request: object,
-        parts: Sequence[tuple[TaskResult, TaskClients]],
-        *,
-        adds: bool,
+        self, call: partial[Answer], parts: Sequence[tuple[TaskResult, TaskClients]], *, adds: bool
     ) -> list[Answer]:
-        """Run call(trainer, request, clients by task) in the trainers that hold the clients' vectors.
+        """Run call(trainer, clients by task) in the trainers that hold the clients' vectors.
 
         Returns:
           One answer a part, in order; with `adds`, partial sums that together are the sum over all parts.
         """
         asked = [clients for _, clients in parts]
-        return [call(self._trainer, request, some) for some in ([asked] if adds else [[one] for one in asked])]
+        return [call(self._trainer, some) for some in ([asked] if adds else [[one] for one in asked])]
 
     def on_columns(
-        self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
+        self, call: partial[list[Packed]], parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
     ) -> list[Packed]:
-        """Return an answer per cut, in order, of `request.function` on the columns of all clients' updates.
+        """Return an answer per cut, in order, of call(trainer, cuts, clients, rows): see `mapped_columns`.
 
         A block of columns is brought together where it is worked on; few are in flight at a time.
         """
         asked = [clients for _, clients in parts]
         clients = [part.clients for part in asked]
-        blocks = (
-            self._trainer.on_columns(request, [cut], clients, *self._trainer.columns(asked, [[cut]])) for cut in cuts
-        )
+        blocks = (call(self._trainer, [cut], clients, *self._trainer.columns(asked, [[cut]])) for cut in cuts)
         return [answer for answers in blocks for answer in answers]
 
     def on_slices(
-        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+        self, call: Callable[[Trainer, Sequence[Slice]], list[Answer]], point: EvaluationPoint, slices: Sequence[Slice]
     ) -> list[Answer]:
-        """Return an answer per slice, in order, from call(trainer, point, request, slices)."""
-        return call(self._trainer, point, request, slices)
+        """Return an answer per slice, in order, from call(trainer, slices), with the trainer's model at the point."""
+        with self._trainer.global_model(point):
+            return call(self._trainer, slices)

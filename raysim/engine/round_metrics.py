@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +18,7 @@ from raysim.base.direction import direction_of
 from raysim.base.errors import RaysimError
 from raysim.core.layout import Layout
 from raysim.core.weights import RightMap, Weights
+from raysim.data.federation import Federation
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import RoundMessage, bytes_down, bytes_up
 from raysim.training import metrics as of
@@ -29,40 +30,8 @@ from raysim.training.tasks import CLASSES, Task
 MOST_CLASSES = 2000
 
 
-@dataclass(frozen=True)
-class FederationSizes:
-    """The federation in numbers.
-
-    Attributes:
-      examples: (N,) training examples; class_counts: (N, classes) of them.
-      domain_counts: (N, domains, classes) of them; None for a set without domains.
-      domains: names; test_domains: (num_test,) domain of each test row, None for a set without domains.
-      test_sizes: (N,) test rows that are the clients' own and lie client after client; None where nobody has own ones.
-      test_sets: examples of each further test set.
-      unseen_sizes: (U,) rows of the clients that never train, client after client; None without such.
-      outputs: of the model; None: as many as classes.
-    """
-
-    examples: np.ndarray
-    class_counts: np.ndarray
-    num_test: int
-    num_validation: int = 0
-    domain_counts: np.ndarray | None = None
-    domains: Sequence[str] = ()
-    test_domains: np.ndarray | None = None
-    test_sizes: np.ndarray | None = None
-    test_sets: Mapping[str, int] = field(default_factory=dict)
-    unseen_sizes: np.ndarray | None = None
-    outputs: int | None = None
-
-    @property
-    def num_outputs(self) -> int:
-        return self.class_counts.shape[1] if self.outputs is None else self.outputs
-
-    @cached_property
-    def cells(self) -> np.ndarray:
-        """(N, domains, classes) float64 training examples; a single domain for a set without domains."""
-        return (self.class_counts[:, None] if self.domain_counts is None else self.domain_counts).astype(np.float64)
+#: All metrics of a global model, and the confusion matrix of the test set, if any.
+Evaluation = tuple[dict[str, float], np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -93,7 +62,7 @@ def cohort_metrics(
     cohort: Cohort,
     message: RoundMessage,
     layout: Layout,
-    sizes: FederationSizes,
+    federation: Federation,
     task: Task = CLASSES,
     *,
     num_late: int = 0,
@@ -111,8 +80,8 @@ def cohort_metrics(
         "comm/down_mb": count * bytes_down(message, layout) / 1e6,
         "clients/dropped": float((~cohort.is_kept).sum()),
     }
-    if reports.personal is not None and sizes.num_test and cohort.is_kept.any():
-        metrics |= personal_metrics(reports.personal[cohort.is_kept], cohort.clients[cohort.is_kept], sizes, task)
+    if reports.personal is not None and federation.num_test and cohort.is_kept.any():
+        metrics |= personal_metrics(reports.personal[cohort.is_kept], cohort.clients[cohort.is_kept], federation, task)
     return metrics
 
 
@@ -145,26 +114,31 @@ def _per_client(weight: Tensor | RightMap) -> np.ndarray:
 
 
 def evaluation(
-    scores: Mapping[str, Score], sizes: FederationSizes, metrics: Mapping[str, Metric], task: Task = CLASSES
-) -> tuple[dict[str, float], np.ndarray | None]:
-    """Return all metrics of a global model, and the confusion matrix of the test set, if any.
+    scores: Mapping[str, Score],
+    federation: Federation,
+    num_outputs: int,
+    metrics: Mapping[str, Metric],
+    task: Task = CLASSES,
+) -> Evaluation:
+    """Return the metrics of a global model.
 
     Args:
       scores: on the held-out sets "validation", "test", "unseen" and "test-NAME".
+      num_outputs: of the model.
       metrics: further metrics of the test set, by name: those that need every logit.
     """
     numbers: dict[str, float] = {}
     confusion = None
     if "validation" in scores:
         score = scores["validation"]
-        main = task.metrics(score.columns, sizes.num_outputs)[task.main]
+        main = task.metrics(score.columns, num_outputs)[task.main]
         numbers |= {f"server/validation_{task.main}": main, "server/validation_loss": score.mean_loss}
     if "test" in scores:
         score = scores["test"]
-        num_classes = sizes.class_counts.shape[1]
+        num_classes = federation.class_counts.shape[1]
         if {"predictions", "labels"} <= score.columns.keys() and num_classes <= MOST_CLASSES:
             confusion = of.confusion(score.labels, score.columns["predictions"], num_classes)
-        numbers |= _of_test_set(score, sizes, task)
+        numbers |= _of_test_set(score, federation, num_outputs, task)
         if metrics:
             assert score.logits is not None
             if not {"labels", "targets"} & score.columns.keys():
@@ -174,19 +148,19 @@ def evaluation(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of scikit-learn, about classes that are not there
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}
-    if "unseen" in scores and sizes.unseen_sizes is not None:
+    if "unseen" in scores and federation.unseen_sizes is not None:
         score = scores["unseen"]
-        main = task.metrics(score.columns, sizes.num_outputs)[task.main]
+        main = task.metrics(score.columns, num_outputs)[task.main]
         numbers |= {f"server/unseen_{task.main}": main, "server/unseen_loss": score.mean_loss}
-        own = of.client_means(task.values(score.columns), sizes.unseen_sizes)
+        own = of.client_means(task.values(score.columns), federation.unseen_sizes)
         numbers |= spread_of(f"clients/unseen_{task.of_part}", task.finish(own))
-    for name in sizes.test_sets:
+    for name in federation.test_sets:
         values = task.values(scores[f"test-{name}"].columns)
         numbers[f"server/{task.of_part}_{name}"] = float(task.finish(values.mean()))
     return numbers, confusion
 
 
-def _of_test_set(score: Score, sizes: FederationSizes, task: Task) -> dict[str, float]:
+def _of_test_set(score: Score, federation: Federation, num_outputs: int, task: Task) -> dict[str, float]:
     """`server/*` and `clients/*` of a global model's score on the whole test set.
 
     `clients/accuracy_*` are measured on test rows of the clients' own. Where they have none, `clients/expected_accuracy_*`
@@ -194,21 +168,28 @@ def _of_test_set(score: Score, sizes: FederationSizes, task: Task) -> dict[str, 
     on its own mix, if nothing but domain and class sets its examples apart. All clients of the population count.
     Other tasks have `Task.of_part` in the place of the accuracy.
     """
-    metrics = task.metrics(score.columns, sizes.num_outputs)
+    metrics = task.metrics(score.columns, num_outputs)
     first = {task.main: metrics.pop(task.main), "loss": score.mean_loss}
     numbers = {f"server/{name}": value for name, value in (first | metrics).items()}
     values = task.values(score.columns)
-    if sizes.test_domains is not None:
-        means = task.finish(of.domain_means(values, sizes.test_domains, len(sizes.domains)))
-        for name, mean in zip(sizes.domains, means.tolist(), strict=True):
+    if federation.test_domains is not None:
+        means = task.finish(of.group_means(federation.test_domains, values, len(federation.domains)))
+        for name, mean in zip(federation.domains, means.tolist(), strict=True):
             if not math.isnan(mean):
                 numbers[f"server/{task.of_part}_domain_{'_'.join(name.split())}"] = mean
-    if sizes.test_sizes is not None:
-        own = of.client_means(values, sizes.test_sizes)
+    if federation.test_sizes is not None:
+        own = of.client_means(values, federation.test_sizes)
         return numbers | spread_of(f"clients/{task.of_part}", task.finish(own))
-    cells = sizes.cells
-    table = of.cell_means(values, score.labels, sizes.test_domains, (cells.shape[1], cells.shape[2]))
+    cells = training_cells(federation)
+    table = of.cell_means(values, score.labels, federation.test_domains, (cells.shape[1], cells.shape[2]))
     return numbers | spread_of(f"clients/expected_{task.of_part}", task.finish(of.expected_means(cells, table)))
+
+
+@lru_cache(maxsize=1)  # a process has one federation
+def training_cells(federation: Federation) -> np.ndarray:
+    """(N, domains, classes) float64 training examples; a single domain for a set without domains."""
+    counts = federation.class_counts[:, None] if federation.domain_counts is None else federation.domain_counts
+    return counts.astype(np.float64)
 
 
 def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
@@ -225,7 +206,7 @@ def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
 
 
 def personal_metrics(
-    tables: np.ndarray, clients: np.ndarray, sizes: FederationSizes, task: Task = CLASSES
+    tables: np.ndarray, clients: np.ndarray, federation: Federation, task: Task = CLASSES
 ) -> dict[str, float]:
     """Mean, lower-decile and worst score of the cohort's own models.
 
@@ -233,7 +214,7 @@ def personal_metrics(
       tables: (K, domains, classes) as `cell_means` of each own model gives them; (K, 1, 1), the mean over the client's own
         test rows, where it has some.
     """
-    if sizes.test_sizes is not None:
+    if federation.test_sizes is not None:
         return spread_of(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
-    means = task.finish(of.expected_means(sizes.cells[clients], tables))
+    means = task.finish(of.expected_means(training_cells(federation)[clients], tables))
     return spread_of(f"clients/expected_personal_{task.of_part}", means)

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from raysim.core.method import Value
 from raysim.core.seeding import torch_generator
-from raysim.engine.messages import (
-    EvaluationPoint,
-    GradientRequest,
-    MapRequest,
-    Packed,
-    Slice,
-    UpdateRequest,
-    pack,
-    unpack,
-)
+from raysim.engine.messages import EvaluationPoint, Packed, Slice, pack, unpack
 from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer
 from raysim.training.evaluate import Score, features_of, joined_slices
@@ -50,61 +40,58 @@ def _power_of_two(limit: int) -> int:
     return 1 << max(1, limit).bit_length() - 1
 
 
-#: call(trainer, point, request, slices) -> an answer for each slice.
-ModelCall = Callable[[Trainer, EvaluationPoint, Any, Sequence[Slice]], list[Packed]]
+#: call(trainer, slices) -> an answer for each slice, with the trainer's model at a point.
+ModelCall = Callable[[Trainer, Sequence[Slice]], list[Packed]]
 
 
 def map_features(
-    trainer: Trainer, point: EvaluationPoint, request: MapRequest, slices: Sequence[Slice]
+    trainer: Trainer, slices: Sequence[Slice], *, function: Callable[..., Value], shared: Packed
 ) -> list[Packed]:
     """function(features, labels, shared) of each slice; features: see `features_of`."""
     answers = []
-    with trainer.global_model(point):
-        for part in slices:
-            examples = trainer.data.slice(part)
-            features = features_of(trainer.model, examples, trainer.transform, batch_size=trainer.evaluation_batch)
-            # Anew for each slice: a function that writes to it would else tell the trainers apart.
-            shared = unpack(request.shared, trainer.model.device)
-            answers.append(pack(request.function(features, examples.targets, shared)))
+    for part in slices:
+        examples = trainer.data.slice(part)
+        features = features_of(trainer.model, examples, trainer.transform, batch_size=trainer.evaluation_batch)
+        # Anew for each slice: a function that writes to it would else tell the trainers apart.
+        own = unpack(shared, trainer.model.device)
+        answers.append(pack(function(features, examples.targets, own)))
     return answers
 
 
-def map_test(trainer: Trainer, point: EvaluationPoint, request: MapRequest, slices: Sequence[Slice]) -> list[Packed]:
+@torch.no_grad()
+def map_test(
+    trainer: Trainer, slices: Sequence[Slice], *, function: Callable[..., Value], shared: Packed
+) -> list[Packed]:
     """[function(model, batch, shared) for each batch] of each slice, in eval mode."""
     answers = []
-    with trainer.global_model(point), torch.no_grad():
-        trainer.module.eval()
-        for part in slices:
-            shared = unpack(request.shared, trainer.model.device)
-            batches = trainer.batches_of(trainer.data.slice(part))
-            answers.append([pack(request.function(trainer.model, batch, shared)) for batch in batches])
+    trainer.module.eval()
+    for part in slices:
+        own = unpack(shared, trainer.model.device)
+        answers.append(
+            [pack(function(trainer.model, batch, own)) for batch in trainer.batches_of(trainer.data.slice(part))]
+        )
     return answers
 
 
 def validation_gradient(
-    trainer: Trainer, point: EvaluationPoint, request: GradientRequest, slices: Sequence[Slice]
+    trainer: Trainer, slices: Sequence[Slice], *, batch_size: int, seed: int, mode: str
 ) -> list[Packed]:
     """(num_params,): see `ServerView.validation_gradient`; `slices` is the whole set as one."""
-    with trainer.global_model(point):
-        return [pack(trainer.on_validation(trainer.model.mean_gradient, *request)) for _ in slices]
+    return [pack(trainer.on_validation(trainer.model.mean_gradient, batch_size, seed, mode)) for _ in slices]
 
 
 def validation_update(
-    trainer: Trainer, point: EvaluationPoint, request: UpdateRequest, slices: Sequence[Slice]
+    trainer: Trainer, slices: Sequence[Slice], *, phase_index: int, lr: float, seed: int
 ) -> list[Packed]:
     """(num_params,): see `ServerView.validation_update`; `slices` is the whole set as one."""
-    answers, model = [], trainer.model
-    for part in slices:
-        with trainer.global_model(point):
-            begin = model.params.clone()
-            seed_global_stream(request.seed, model.device)
-            examples, draws = trainer.data.slice(part), torch_generator(request.seed)
-            settings = trainer.phases[request.phase_index].settings
-            train_locally(
-                model, model.criterion, None, examples, trainer.transform, settings, lr=request.lr, generator=draws
-            )
-            answers.append(pack(model.params - begin))
-    return answers
+    (part,), model = slices, trainer.model
+    begin = model.params.clone()
+    seed_global_stream(seed, model.device)
+    examples, settings = trainer.data.slice(part), trainer.phases[phase_index].settings
+    train_locally(
+        model, model.criterion, None, examples, trainer.transform, settings, lr=lr, generator=torch_generator(seed)
+    )
+    return [pack(model.params - begin)]
 
 
 class Scorer:
@@ -143,24 +130,22 @@ class Scorer:
             return found
         point = EvaluationPoint(pack(state), dict(counters), pack(dict(override or {})))
         parts: dict[str, list[Score]] = {}
-        for part, score in zip(slices, self._pool.on_slices(Trainer.evaluate, point, None, slices), strict=True):
+        for part, score in zip(slices, self._pool.on_slices(Trainer.evaluate, point, slices), strict=True):
             parts.setdefault(part.held_out, []).append(score)
         return found | {name: joined_slices(scores) for name, scores in parts.items()}
 
-    def on_test(self, call: ModelCall, request: MapRequest, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
+    def on_test(self, call: ModelCall, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
         """What `map_features` or `map_test` gives for the slices of the test set at a model, in their order."""
         point = EvaluationPoint(pack(state), dict(counters), {})
-        return [unpack(answer) for answer in self._pool.on_slices(call, point, request, self._slices("test"))]
+        return [unpack(answer) for answer in self._pool.on_slices(call, point, self._slices("test"))]
 
-    def on_validation(
-        self, call: ModelCall, request: GradientRequest | UpdateRequest, state: Tensor, counters: Mapping[str, int]
-    ) -> Tensor:
+    def on_validation(self, call: ModelCall, state: Tensor, counters: Mapping[str, int]) -> Tensor:
         """[num_params]: `validation_gradient` or `validation_update` of a model.
 
         One trainer takes the whole set, since batches make one sum, or one path, in order.
         """
         point = EvaluationPoint(pack(state), dict(counters), {})
-        (answer,) = self._pool.on_slices(call, point, request, [Slice("validation", 0, self._counts["validation"])])
+        (answer,) = self._pool.on_slices(call, point, [Slice("validation", 0, self._counts["validation"])])
         vector: Tensor = unpack(answer)
         return vector
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -25,6 +25,7 @@ from raysim.core.method import Crowd, State, Value
 from raysim.core.stack import Stack
 from raysim.core.timetable import Timetable, Turn
 from raysim.core.weights import Weights
+from raysim.data.federation import Federation
 from raysim.engine.cohort import Cohort, counters_of
 from raysim.engine.messages import (
     Handle,
@@ -39,7 +40,7 @@ from raysim.engine.messages import (
 )
 from raysim.engine.pool import Pool
 from raysim.engine.round_metrics import (
-    FederationSizes,
+    Evaluation,
     RoundRecord,
     client_columns,
     cohort_metrics,
@@ -49,6 +50,7 @@ from raysim.engine.round_metrics import (
 from raysim.engine.schedule import Phase, Queues, Turns, assign_blocks, crowd_of, cut_blocks
 from raysim.engine.scorer import Scorer
 from raysim.engine.server_views import ServerViews
+from raysim.training.evaluate import Score
 from raysim.training.metrics import Metric
 from raysim.training.tasks import CLASSES, Task
 
@@ -59,6 +61,7 @@ class Server:
 
     Attributes:
       state: [num_state] float32, parameters then buffers.
+      num_outputs: of the model.
       phases: run one after the other; their rounds are numbered through.
       skips_single: BatchNorm cannot train on one example, so such batches are no steps.
       on_nonfinite: "error" stops the run, "skip" drops the client from the round.
@@ -72,7 +75,8 @@ class Server:
     layout: Layout
     state: Tensor
     phases: Sequence[Phase]
-    sizes: FederationSizes
+    federation: Federation
+    num_outputs: int
     seed: int
     skips_single: bool
     on_nonfinite: str = "error"
@@ -88,12 +92,12 @@ class Server:
     _changed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        counts = {"validation": self.sizes.num_validation, "test": self.sizes.num_test}
-        counts |= {f"test-{name}": count for name, count in self.sizes.test_sets.items()}
-        if self.sizes.unseen_sizes is not None:
-            counts["unseen"] = int(self.sizes.unseen_sizes.sum())
+        counts = {"validation": self.federation.num_validation, "test": self.federation.num_test}
+        counts |= {f"test-{name}": count for name, count in self.federation.test_sets.items()}
+        if self.federation.unseen_sizes is not None:
+            counts["unseen"] = int(self.federation.unseen_sizes.sum())
         self.scorer = Scorer(self.pool, counts, self.evaluation_batch)
-        self.turns = Turns(self.seed, len(self.sizes.examples), self.timetable)
+        self.turns = Turns(self.seed, len(self.federation.sizes), self.timetable)
         for phase in self.phases:
             self.method_state |= phase.stack.init(self.params, self.layout)
 
@@ -141,7 +145,7 @@ class Server:
         aggregated = self.clock()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
         ended = self.clock()
-        metrics = cohort_metrics(cohort, message, self.layout, self.sizes, self.task, num_late=turn.num_late)
+        metrics = cohort_metrics(cohort, message, self.layout, self.federation, self.task, num_late=turn.num_late)
         metrics |= scores | cohort.logged | views.numbers
         metrics |= self.turns.metrics(turn, round_index)
         metrics |= {
@@ -149,7 +153,7 @@ class Server:
             "system/train_s": trained - began,
             "system/aggregate_s": aggregated - trained,
             "system/evaluate_s": ended - aggregated,
-            **{f"system/{name}": float(count) for name, count in asdict(self.pool.take_counts()).items()},
+            **{f"system/{name}": count for name, count in self.pool.take_counts().items()},
         }
         columns = client_columns(cohort, weights, self.layout)
         picture = layer_block_weights(cohort, weights, self.layout)
@@ -173,7 +177,7 @@ class Server:
             state=pack(torch.cat([start, self.buffers])),
             counters=dict(self.counters),
             fields=pack(fields),
-            is_scored=self.sizes.num_test > 0 and self._is_due(round_index),
+            is_scored=self.federation.num_test > 0 and self._is_due(round_index),
             params_bytes=num_bytes,
         )
         return message, start
@@ -217,7 +221,7 @@ class Server:
 
     def crowd(self, method: str) -> Crowd:
         """Return all clients, for a method that draws a fixed subset."""
-        return crowd_of(method, len(self.sizes.examples), self.seed)
+        return crowd_of(method, len(self.federation.sizes), self.seed)
 
     def _sound(self, results: Sequence[TaskResult], round_index: int) -> Cohort:
         """Return the clients of some results, without clients with non-finite updates."""
@@ -237,7 +241,7 @@ class Server:
         return assign_blocks(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
 
     def _num_steps(self, phase: Phase, round_index: int, client: int) -> int:
-        return phase.num_steps(client, int(self.sizes.examples[client]), self.skips_single, self.seed, round_index)
+        return phase.num_steps(client, int(self.federation.sizes[client]), self.skips_single, self.seed, round_index)
 
     def _commit_memories(self, cohort: Cohort) -> None:
         """Store the clients' new memories once all results have arrived; a dropped client keeps the old memory."""
@@ -265,19 +269,18 @@ class Server:
         self.state = state
         self.counters = counters_of(cohort, self.layout, self.counters)
 
-    def _evaluate(
-        self, stack: Stack, views: ServerViews, weights: Weights
-    ) -> tuple[dict[str, float], np.ndarray | None]:
+    def _evaluate(self, stack: Stack, views: ServerViews, weights: Weights) -> Evaluation:
         """Score the new global model, as the methods want it scored, on all held-out sets."""
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
-        known = {} if override else views.validated(self.state)
-        return evaluation(
-            self.scorer.scores(self.state, self.counters, override, known), self.sizes, self.metrics, self.task
-        )
+        return self._scored(override, {} if override else views.validated(self.state))
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the global model on the held-out sets."""
-        return evaluation(self.scorer.scores(self.state, self.counters), self.sizes, self.metrics, self.task)[0]
+        return self._scored({}, {})[0]
+
+    def _scored(self, override: Mapping[str, Tensor], known: Mapping[str, Score]) -> Evaluation:
+        scores = self.scorer.scores(self.state, self.counters, override, known)
+        return evaluation(scores, self.federation, self.num_outputs, self.metrics, self.task)
 
     def _is_due(self, round_index: int) -> bool:
         """Whether to evaluate in this round: every n-th, and the last."""

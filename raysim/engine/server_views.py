@@ -17,8 +17,8 @@ from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import Stack
 from raysim.core.weights import Weights, normalised
 from raysim.engine.cohort import Cohort, counters_of
-from raysim.engine.messages import GradientRequest, MapRequest, UpdateRequest, pack, packed_copy
-from raysim.engine.scorer import ModelCall, map_features, map_test, validation_gradient, validation_update
+from raysim.engine.messages import Packed, pack, packed_copy
+from raysim.engine.scorer import map_features, map_test, validation_gradient, validation_update
 from raysim.training.evaluate import Score
 
 if TYPE_CHECKING:
@@ -70,20 +70,23 @@ class ServerViews:
         def total(vector: str, weights: Weights) -> Tensor:
             return cohort.total("update" if vector == "update" else f"{method}/{vector}", weights)
 
-        def on_test(call: ModelCall, function: Callable[..., Value], shared: Value = None) -> list[Value]:
-            return server.scorer.on_test(call, MapRequest(function, pack(shared)), server.state, server.counters)
+        def on_test(
+            call: Callable[..., list[Packed]], function: Callable[..., Value], shared: Value = None
+        ) -> list[Value]:
+            asked = partial(call, function=function, shared=pack(shared))
+            return server.scorer.on_test(asked, server.state, server.counters)
 
         def on_batches(function: Callable[[Model, Batch, Value], Value], shared: Value = None) -> list[Value]:
             return [*chain(*on_test(map_test, function, shared))]
 
         return ServerView(
             round_index=self.round_index,
-            population=len(server.sizes.examples),
+            population=len(server.federation.sizes),
             layout=server.layout,
             clients=clients,
             num_examples=cohort.kept(cohort.reports.num_examples),
             num_steps=cohort.kept(cohort.reports.num_steps),
-            class_counts=torch.from_numpy(server.sizes.class_counts[clients.numpy()]),
+            class_counts=torch.from_numpy(server.federation.class_counts[clients.numpy()]),
             start=self.start,
             params=server.params,
             report={key: cohort.kept(values) for key, values in cohort.reports.methods.get(method, {}).items()},
@@ -145,20 +148,22 @@ class ServerViews:
     def _validation_gradient(self, mode: str) -> Tensor:
         """See `ServerView.validation_gradient`; computed once a round."""
         if mode not in self.gradients:
-            server, (buffers, counters) = self.server, self._begun
-            batch_size = server.phase_of(self.round_index)[1].settings.batch_size
-            request = GradientRequest(batch_size, derive_seed(server.seed, "server/validation", self.round_index), mode)
-            state = torch.cat([self.start, buffers])
-            self.gradients[mode] = server.scorer.on_validation(validation_gradient, request, state, counters)
+            batch_size = self.server.phase_of(self.round_index)[1].settings.batch_size
+            self.gradients[mode] = self._on_validation(validation_gradient, batch_size=batch_size, mode=mode)
         return self.gradients[mode].clone()
 
     def _validation_update(self) -> Tensor:
         """See `ServerView.validation_update`."""
-        server, (buffers, counters) = self.server, self._begun
-        phase_index, phase = server.phase_of(self.round_index)
-        seed = derive_seed(server.seed, "server/validation", self.round_index)
-        request = UpdateRequest(phase_index, phase.settings.lr_of(self.round_index), seed)
-        return server.scorer.on_validation(validation_update, request, torch.cat([self.start, buffers]), counters)
+        phase_index, phase = self.server.phase_of(self.round_index)
+        lr = phase.settings.lr_of(self.round_index)
+        return self._on_validation(validation_update, phase_index=phase_index, lr=lr)
+
+    def _on_validation(self, call: Callable[..., list[Packed]], **how: object) -> Tensor:
+        """[num_params]: a measurement at the broadcast point, on the validation set."""
+        buffers, counters = self._begun
+        seed = derive_seed(self.server.seed, "server/validation", self.round_index)
+        asked = partial(call, seed=seed, **how)
+        return self.server.scorer.on_validation(asked, torch.cat([self.start, buffers]), counters)
 
     def validated(self, state: Tensor) -> dict[str, Score]:
         """Return a model's validation score by name, if a method asked for its loss in the round.

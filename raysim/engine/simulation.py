@@ -115,13 +115,11 @@ def simulate(
                 save(next_round)
             if on_round(record) == "stop" and not is_last:
                 reason, is_last = ENDED_BY_CALL, True
-                if next_saved != next_round:
-                    save(next_round)
+            if (is_last or received) and next_saved != next_round:  # the end, or the signal, came just now
+                save(next_round)
             if is_last:
                 return reason
             if received:
-                if next_saved != next_round:  # the signal came just now
-                    save(next_round)
                 raise Interrupted(received[0], next_round)
     return ""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, State
+from raysim.core.method import Batch, ClientView, State, Value
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import ClientStep
 from raysim.data.federation import Federation
@@ -27,10 +27,7 @@ from raysim.engine.client_views import Round, client_views
 from raysim.engine.device import DeviceData, keep_freed_memory, limit_memory, settle_arithmetic
 from raysim.engine.messages import (
     Columns,
-    ColumnsRequest,
     EvaluationPoint,
-    FoldRequest,
-    MapRequest,
     Packed,
     Reports,
     RoundMessage,
@@ -258,24 +255,23 @@ class Trainer:
             score = evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch)
         return float(self.task.finish(self.task.values(score.columns).mean()))
 
-    def fold(self, request: FoldRequest, parts: Sequence[TaskClients]) -> np.ndarray:
-        """Return (entries of the leaves,) float64: partial exact sum of a vector over clients by task."""
+    def fold(
+        self, parts: Sequence[TaskClients], *, vector: str, constants: np.ndarray, first: int, last: int
+    ) -> np.ndarray:
+        """Return (entries of the leaves,) float64: partial exact sum of a vector over clients by task.
+
+        Args:
+          constants: (last - first,) float64, rounding constants of the leaves first..last, of the whole cohort.
+        """
         total: Tensor | None = None
-        leaves = self.layout.leaves[request.first : request.last]
-        layout, start, end = self.layout.part(request.first, request.last), leaves[0].offset, leaves[-1].end
-        grid = torch.from_numpy(request.constants.copy())
+        leaves = self.layout.leaves[first:last]
+        layout, start, end = self.layout.part(first, last), leaves[0].offset, leaves[-1].end
+        grid = torch.from_numpy(constants.copy())
         for part in parts:
-            rows = [row[start:end] for row in self._vectors.of(request.vector, part.clients.tolist())]
+            rows = [row[start:end] for row in self._vectors.of(vector, part.clients.tolist())]
             total = fold(layout, rows, unpack(part.weights), grid, total)
         assert total is not None
         return total.numpy()
-
-    def map_updates(self, request: MapRequest, parts: Sequence[TaskClients]) -> list[Packed]:
-        """Call function(update [num_params], shared) for clients by task."""
-        shared, size = unpack(request.shared), self.layout.num_params
-        updates = [update for part in parts for update in self._vectors.of("update", part.clients.tolist())]
-        # A copy: a function may write to its argument, or return it; the row is needed again.
-        return [pack(request.function(update[:size].clone(), shared)) for update in updates]
 
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> list[np.ndarray]:
         """Return (k, columns) float32 for each share: entries of the updates of some clients by task."""
@@ -283,27 +279,9 @@ class Trainer:
         rows = [row.numpy() for row in self._vectors.of("update", clients)]
         return [np.stack([np.concatenate([row[start:end] for start, end in cuts]) for row in rows]) for cuts in shares]
 
-    def on_columns(
-        self, request: ColumnsRequest, cuts: Sequence[Columns], clients: Sequence[np.ndarray], *rows: np.ndarray
-    ) -> list[Packed]:
-        """The request's function of some blocks of columns.
-
-        Args:
-          clients: ids of the rows of some trainers, one array for each part.
-          rows: (k, columns of all cuts) of one trainer after the other.
-        """
-        order, answers, place = np.argsort(np.concatenate(clients)), [], 0  # by id
-        for start, end in cuts:
-            block = np.concatenate([some[:, place : place + end - start] for some in rows])[order]
-            extra = torch.from_numpy(request.rows[:, start:end].copy())
-            answers.append(pack(request.function(torch.from_numpy(block), extra, unpack(request.shared))))
-            place += end - start
-        return answers
-
-    def evaluate(self, point: EvaluationPoint, request: None, slices: Sequence[Slice]) -> list[Score]:
-        """Scores of a global model on slices of held-out sets."""
-        with self.global_model(point):
-            return [self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test") for part in slices]
+    def evaluate(self, slices: Sequence[Slice]) -> list[Score]:
+        """Scores of the model as it is now on slices of held-out sets."""
+        return [self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test") for part in slices]
 
     def _score(self, part: Slice, *, keeps_logits: bool = False) -> Score:
         examples, batch_size = self.data.slice(part), self.evaluation_batch
@@ -320,6 +298,41 @@ class Trainer:
     def limit_memory(self, share: float) -> None:
         """Limit this process to a share of the device's memory; no-op on a CPU."""
         limit_memory(self.device, share)
+
+
+def mapped_updates(
+    trainer: Trainer, parts: Sequence[TaskClients], *, function: Callable[..., Value], shared: Packed
+) -> list[Packed]:
+    """Call function(update [num_params], shared) for clients by task."""
+    shared, size = unpack(shared), trainer.layout.num_params
+    updates = [update for part in parts for update in trainer._vectors.of("update", part.clients.tolist())]
+    # A copy: a function may write to its argument, or return it; the row is needed again.
+    return [pack(function(update[:size].clone(), shared)) for update in updates]
+
+
+def mapped_columns(
+    _: Trainer,
+    cuts: Sequence[Columns],
+    clients: Sequence[np.ndarray],
+    *rows: np.ndarray,
+    function: Callable[..., Value],
+    shared: Packed,
+    extra: np.ndarray,
+) -> list[Packed]:
+    """function(block, extra, shared) of some blocks of columns, see `ServerView.map_columns`.
+
+    Args:
+      clients: ids of the rows of some trainers, one array for each part.
+      rows: (k, columns of all cuts) of one trainer after the other.
+      extra: (m, num_params) float32, further rows beside the clients'; m may be 0.
+    """
+    order, answers, place = np.argsort(np.concatenate(clients)), [], 0  # by id
+    for start, end in cuts:
+        block = np.concatenate([some[:, place : place + end - start] for some in rows])[order]
+        further = torch.from_numpy(extra[:, start:end].copy())
+        answers.append(pack(function(torch.from_numpy(block), further, unpack(shared))))
+        place += end - start
+    return answers
 
 
 def _begun(

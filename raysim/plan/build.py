@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -25,7 +25,6 @@ from raysim.data.federation import Federation
 from raysim.data.manifest import Manifest, TargetScale
 from raysim.engine.device import accelerator
 from raysim.engine.pool import Pool
-from raysim.engine.round_metrics import FederationSizes
 from raysim.engine.schedule import Phase
 from raysim.engine.server import Server
 from raysim.engine.trainer import Trainer
@@ -34,7 +33,7 @@ from raysim.models.from_transformers import with_whole_path
 from raysim.models.pretrained import weights_sha256
 from raysim.plan.find import build_methods, find_augmentation, find_shift, find_task, further_metrics, made_task
 from raysim.plan.timing import speeds_of, timetable_of
-from raysim.plan.weights import NO_WEIGHTS, HeldWeights
+from raysim.plan.weights import HeldWeights
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, ArrayTransform, InputTransform, Transform
 from raysim.training.local import LocalSettings, needs_two_examples
@@ -69,7 +68,7 @@ class Made:
 
     shards: str
     node: str = ""
-    weights: HeldWeights = NO_WEIGHTS
+    weights: HeldWeights = field(default_factory=HeldWeights)
 
 
 @dataclass(frozen=True)
@@ -366,7 +365,8 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         layout=layout,
         state=state_of(module, layout),
         phases=make_phases(config, methods),
-        sizes=replace(sizes_of(open_federation(recipe)), outputs=len(recipe.info.classes)),
+        federation=open_federation(recipe),
+        num_outputs=len(recipe.info.classes),
         seed=config.seed,
         skips_single=needs_two_examples(module),
         on_nonfinite=config.on_nonfinite,
@@ -376,9 +376,3 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
         task=recipe.task,
         timetable=timetable_of(config, recipe.speeds),
     )
-
-
-def sizes_of(federation: Federation) -> FederationSizes:
-    """The federation in numbers, as the server needs it."""
-    shared = [part.name for part in fields(FederationSizes) if part.name not in ("examples", "outputs")]
-    return FederationSizes(federation.sizes, **{name: getattr(federation, name) for name in shared})

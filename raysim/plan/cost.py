@@ -44,8 +44,8 @@ LIMIT_S = 60.0
 
 #: Parts of groups that no second of a step depends on.
 TIMELESS = {
-    "local": ("lr", "lr_decay", "schedule", "epochs", "steps"),
-    "data": ("root", "files", "split", "split_within_clients"),
+    "local": {"lr", "lr_decay", "schedule", "epochs", "steps"},
+    "data": {"root", "files", "split", "split_within_clients"},
 }
 
 
@@ -122,9 +122,8 @@ def cost_of(plan: Plan) -> RunCost:
         scored += done.clients * num_validation * ("validation-set" in phase.stack.needs)
         scored += done.clients * num_test * ("test-set" in phase.stack.needs)
     network = json.dumps([config.model.model_dump(mode="json"), plan.info.shape, len(plan.info.classes)])
-    counts = config.model_dump(mode="json", include={"methods", "evaluation"}) | {"held_out": held_out}
-    for group, parts in TIMELESS.items():
-        counts[group] = getattr(config, group).model_dump(mode="json", exclude=set(parts))
+    groups = config.model_dump(mode="json", include={"methods", "evaluation", *TIMELESS}, exclude=TIMELESS)
+    counts = groups | {"held_out": held_out}
     threads = [config.resources.cpus, config.resources.gpus_per_trainer]
     pair = json.dumps([network, counts, threads], sort_keys=True)
     simulated_s = 0.0 if table is None else table.now_s

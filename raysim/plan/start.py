@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ from raysim.folders.environment import environment
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.build import Made, Plan, Recipe, device_of, make_server, make_trainer
 from raysim.plan.resources import resolve_resources, share_of
-from raysim.plan.weights import NO_WEIGHTS, held_weights
+from raysim.plan.weights import HeldWeights, held_weights
 
 
 @contextmanager
@@ -69,16 +70,18 @@ def _ray_server(
     plan: Plan, folder: RunFolder, on_step: Tell, on_note: Tell, patience_s: float
 ) -> Iterator[ServerHandle]:
     config, wanted = plan.config, plan.config.resources
-    from raysim.engine.ray.room import autoscales
-    from raysim.engine.ray.server import RayServer
+    from raysim.engine.ray.room import autoscales, find_room
+    from raysim.engine.ray.server import RayServer, TrainerStarter
     from raysim.engine.ray.session import is_in_group, patiently, placements, ray_session, this_node
     from raysim.engine.ray.shards import write_shards
+    from raysim.engine.ray.slots import START_S
 
     with ray_session(on_step=on_step, patience_s=patience_s):
-        may_grow = not is_in_group() and autoscales()
+        has_group = is_in_group()
+        may_grow = not has_group and autoscales()
         taken = patiently(lambda: resolve_resources(config, placements(), may_grow=may_grow), patience_s, on_step)
         # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
-        write = write_serially if is_in_group() else write_shards
+        write = write_serially if has_group else write_shards
         made, num_threads = _made(plan, write, this_node(), on_step), threads_of(taken.cpus_per_trainer)
         recipe = plan.recipe(made, num_threads=num_threads, wants_gpu=taken.gpus_per_trainer > 0)
         threads = {"threads_per_trainer": recipe.num_threads}
@@ -88,20 +91,23 @@ def _ray_server(
         folder.write_json(folder.environment, environment(facts))
         # A trainer may compile for minutes after another one, whose clients had no full batch, has answered.
         timeout_s = math.inf if config.local.compile else None
+        wait_s, share = 0.0 if has_group else wanted.wait_s, share_of(taken, config)
         on_step(f"starting {taken.trainers} trainer{'s' * (taken.trainers != 1)}")
-        server = RayServer(
-            partial(make_server, recipe),
+        deadline, nodes = time.monotonic() + wait_s, []
+        if not has_group:
+            least = taken.trainers if wanted.trainers == "auto" else wanted.least
+            nodes = find_room(share, taken.trainers, least=least, wait_s=wait_s, say=on_note, may_grow=may_grow)
+        starter = TrainerStarter(
             partial(make_trainer, recipe),
-            num_trainers=taken.trainers,
-            share=share_of(taken, config),
-            keeps_memory=plan.keeps_memory,
-            wait_s=wanted.wait_s,
-            say=on_note,
-            least=taken.trainers if wanted.trainers == "auto" else wanted.least,
+            share,
+            num_trainers=len(nodes) or taken.trainers,
+            nodes=nodes,
             most=wanted.most,
-            may_grow=may_grow,
-            client_timeout_s=timeout_s if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,
+            timeout_s=timeout_s if wanted.client_timeout_s == "auto" else wanted.client_timeout_s,
+            patience_s=max(START_S, wait_s if may_grow else 0.0),
         )
+        make = partial(make_server, recipe)
+        server = RayServer(make, starter, keeps_memory=plan.keeps_memory, deadline=deadline, say=on_note)
         try:
             server.wait_until_ready()
             yield server
@@ -120,7 +126,7 @@ def _made(plan: Plan, write: Write, node: str, on_step: Tell) -> Made:
     on_step("looking for the shards")
     cache, lines = data_cache(plan.config), Lines("writing shards", on_step)
     (shards,) = build_all_shards([plan.manifest], cache / "shards", write, lines.progress)
-    return Made(str(shards), node, held_weights(plan.spec, cache / "weights") if node else NO_WEIGHTS)
+    return Made(str(shards), node, held_weights(plan.spec, cache / "weights") if node else HeldWeights())
 
 
 def threads_of(cpus: float) -> int:

@@ -27,9 +27,6 @@ class HeldWeights:
     sha256: str = ""
 
 
-NO_WEIGHTS = HeldWeights()
-
-
 def holds_adapters(pretrained: str | None) -> bool:
     """Whether a file holds weights with adapters; other faults of the file are found by the runs' own check."""
     if pretrained in (None, "default"):
@@ -46,7 +43,7 @@ def held_weights(spec: ModelSpec, cache: Path) -> HeldWeights:
       ModelError: they cannot be had.
     """
     if spec.pretrained is None:
-        return NO_WEIGHTS
+        return HeldWeights()
     path = _published(spec, cache) if spec.pretrained == "default" else Path(spec.pretrained).expanduser().absolute()
     return HeldWeights(str(path), weights_sha256(str(path)))
 

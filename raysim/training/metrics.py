@@ -94,11 +94,11 @@ def cell_means(
       values: (n,), such as hits; labels: (n,); domains: (n,), None for a set without domains, whose `shape` is (1, classes).
     """
     cells = labels if domains is None else domains * shape[1] + labels
-    return _means(cells, values, shape[0] * shape[1]).reshape(shape)
+    return group_means(cells, values, shape[0] * shape[1]).reshape(shape)
 
 
-def _means(groups: np.ndarray, values: np.ndarray, num_groups: int) -> np.ndarray:
-    """Return (groups,) float64: mean of (n,) values by group, in one pass; NaN for empty groups."""
+def group_means(groups: np.ndarray, values: np.ndarray, num_groups: int) -> np.ndarray:
+    """Return (groups,) float64: mean of (n,) values by group, such as a domain, in one pass; NaN for empty groups."""
     count = np.bincount(groups, minlength=num_groups)
     total = np.bincount(groups, weights=values, minlength=num_groups)
     return np.where(count > 0, total / np.maximum(1, count), np.nan)
@@ -121,9 +121,4 @@ def expected_means(counts: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 def client_means(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """(N,) float64: mean value of each client's own test examples, which lie client after client; NaN without any."""
-    return _means(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))
-
-
-def domain_means(values: np.ndarray, domains: np.ndarray, num_domains: int) -> np.ndarray:
-    """(domains,) float64: mean value of each domain's examples; NaN where there is none."""
-    return _means(domains, values, num_domains)
+    return group_means(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))

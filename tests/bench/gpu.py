@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import torch.nn.functional as F
 
@@ -26,8 +27,7 @@ from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
 from raysim.engine.device import accelerator
 from raysim.engine.pool import SerialPool
-from raysim.engine.ray.server import RayServer
-from raysim.engine.ray.session import ray_session
+from raysim.engine.ray.server import RayServer, TrainerStarter
 from raysim.engine.schedule import choose_cohort
 from raysim.folders.run_folder import RunFolder
 from raysim.models import ModelSpec, build_model
@@ -242,13 +242,9 @@ def measure(name: str, root: Path, systems: tuple[str, ...]) -> None:
             server = make_server(recipe, SerialPool(partial(make_trainer, recipe), plan.keeps_memory))
         else:
             number = int(system.split()[1])
-            server = RayServer(
-                partial(make_server, recipe),
-                partial(make_trainer, recipe),
-                num_trainers=number,
-                share={"CPU": 1} | ({} if DEVICE == "cpu" else {"GPU": 0.2}),
-                keeps_memory=plan.keeps_memory,
-            )
+            share = {"CPU": 1} | ({} if DEVICE == "cpu" else {"GPU": 0.2})
+            starter = TrainerStarter(partial(make_trainer, recipe), share, number)
+            server = RayServer(partial(make_server, recipe), starter, keeps_memory=plan.keeps_memory)
             server.wait_until_ready()
             closing.append(server)
         folder = root / f"{name}-{system.replace(' ', '')}"
@@ -315,7 +311,7 @@ def main() -> None:
 
     card = torch.cuda.get_device_name() if DEVICE == "cuda" else f"no CUDA, {DEVICE}"
     print(f"{card}; PyTorch {torch.__version__}", flush=True)
-    with tempfile.TemporaryDirectory() as folder, ray_session(num_cpus=12):
+    with tempfile.TemporaryDirectory() as folder, ray.init(num_cpus=12, include_dashboard=False, log_to_driver=False):
         for name in names:
             measure(name, Path(folder), systems)
 

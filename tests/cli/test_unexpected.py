@@ -8,7 +8,7 @@ import pytest
 
 from raysim.base.errors import RaysimError
 from raysim.cli import main as command
-from raysim.cli.unexpected import DEBUG_VARIABLE, sentence
+from raysim.cli.unexpected import sentence
 
 
 @pytest.fixture
@@ -31,13 +31,6 @@ def test_an_error_nobody_foresaw_is_one_sentence_and_a_file(failing, capsys):
     assert printed.startswith("KeyError: 'a slip\\nof ours'. The fault is in raysim")
     assert str(kept) in printed
     assert "in fail" in kept.read_text()
-
-
-def test_the_traceback_is_shown_to_those_who_ask(failing, monkeypatch):
-    monkeypatch.setenv(DEBUG_VARIABLE, "1")
-    with pytest.raises(KeyError):
-        command.main()
-    assert not list(failing.iterdir())
 
 
 def test_a_full_disk_is_no_fault_of_ours():

@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 from packaging.version import Version
-from ray._private import ray_constants
 from ray._private.runtime_env import packaging
 
 from tests.support.nodes import WORKER_IP, without
@@ -28,11 +27,8 @@ BIN = Path(sys.executable).parent
 #: Whether this Ray knows tokens. Before, RAY_AUTH_MODE has no effect.
 HAS_TOKENS = Version(version("ray")) >= Version("2.52")
 
-#: Whether `ray job` leaves out what a .rayignore names; `raysim submit` does so with every Ray.
+#: Whether `ray job` leaves out what a .rayignore names: from Ray 2.53.
 READS_RAYIGNORE = hasattr(packaging, "_get_ignore_file")
-
-#: What `ray job` reads the dashboard's address from; `raysim submit` takes RAY_API_SERVER_ADDRESS with every Ray.
-ADDRESS = getattr(ray_constants, "RAY_API_SERVER_ADDRESS_ENVIRONMENT_VARIABLE", "RAY_ADDRESS")
 
 #: Every process of the cluster inherits this variable, so that exactly those can be ended.
 MARK = "RAYSIM_TEST_CLUSTER"
@@ -67,11 +63,11 @@ class Cluster:
         if verb == "submit" and not READS_RAYIGNORE and (cwd / ".rayignore").is_file():
             excludes = {"excludes": (cwd / ".rayignore").read_text().splitlines()}
             words = ("--runtime-env-json", json.dumps(excludes), *words)
-        return self.command("ray", "job", verb, *words, cwd=cwd, timeout=timeout, **{ADDRESS: self.dashboard})
+        return self.command("ray", "job", verb, *words, cwd=cwd, timeout=timeout)
 
-    def submit(self, config: str, *overrides: str, cwd: Path, options: tuple[str, ...] = ()):
+    def submit(self, config: str, *overrides: str, cwd: Path, options: tuple[str, ...] = (), verb: str = "run"):
         """`ray job submit` as the documentation has it."""
-        words = ("--working-dir", ".", *options, "--", "python", "-m", "raysim", "run", config, *overrides)
+        words = ("--working-dir", ".", *options, "--", "python", "-m", "raysim", verb, config, *overrides)
         return self.job("submit", *words, cwd=cwd)
 
     def processes(self) -> list[psutil.Process]:

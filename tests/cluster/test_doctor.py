@@ -85,8 +85,9 @@ def test_a_dashboard_is_no_cluster_to_look_at():
 @pytest.mark.slow
 def test_cluster_that_does_not_answer_is_one_line(tmp_path):
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "raysim", "doctor", "--address", f"127.0.0.1:{port}", "--storage", str(tmp_path)]
-    result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "raysim", "doctor", "--address", f"127.0.0.1:{port}"]
+    environment = {**os.environ, "RAYSIM_HOME": str(tmp_path)}
+    result = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("FAIL") and "Ray" in line]
     assert f"cannot connect to Ray at 127.0.0.1:{port} (nothing answers" in line

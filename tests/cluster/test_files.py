@@ -271,3 +271,18 @@ def test_uploaded_script_is_raysim_run_in_the_folder_of_the_sources(tmp_path):
     assert yaml.safe_load(result.stdout)["seed"] == 7
     result = subprocess.run([*command, "sede=8"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["methods", "fedprox"], "Adds mu (y - s)"),
+        (["nowhere.yaml"], "No such file"),
+        (["tune", "nowhere.yaml"], "No such"),
+    ],
+)
+def test_uploaded_script_takes_every_verb_and_run_by_default(words, said, tmp_path):
+    command = [sys.executable, str(FOLDER / "run.py"), *words]
+    result = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True)
+    assert said in result.stdout + result.stderr

@@ -141,22 +141,26 @@ def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp
     methods = f"methods=[{{fedvg: {{granularity: block}}}}, {{my_gate:gate: {{folder: {gates}}}}}]"
     settings = (*TINY, methods, "rounds=20")
 
-    def submit(*overrides, wait):
-        words = ("submit", CONFIG, "name=again", *settings, *overrides, *(() if wait else ("--no-wait",)))
-        result = cluster.command("python", "-m", "raysim", *words, cwd=clone)
+    def submit(*overrides, options=()):
+        options = ("--submission-id", "again", *options)
+        result = cluster.submit(CONFIG, "name=again", *settings, *overrides, cwd=clone, options=options)
         assert result.returncode == 0, result.stdout
         return result.stdout
+
+    def free_the_id():
+        assert cluster.job("delete", "again", cwd=clone).returncode == 0
 
     def log():
         return next((cluster.folder / "head").glob("session_2*/logs/job-driver-again.log")).read_text()
 
-    submit("checkpoint.every_s=0", wait=False)
+    submit("checkpoint.every_s=0", options=["--no-wait"])
     wait_for(lambda: "round-000004" in checkpoints(cluster, "again"), "the fourth round")
     driver_of(cluster, "again").send_signal(signal.SIGKILL)
     wait_for(lambda: "failed" in status_of(cluster, "again", clone), "the end of the killed job")
 
     (gates / "gate-4").unlink()
-    submit("checkpoint.every_s=1000", wait=False)
+    free_the_id()
+    submit("checkpoint.every_s=1000", options=["--no-wait"])
     wait_for(lambda: "round 12/20" in log(), "the twelfth round")
     assert "resuming at round 5 of 20" in log()
     assert checkpoints(cluster, "again")[-1] == "round-000004"
@@ -169,7 +173,8 @@ def test_killed_and_stopped_job_goes_on_when_submitted_again(cluster, clone, tmp
     assert checkpoints(cluster, "again")[-1] == f"round-{int(stopped[1]) - 1:06}"  # its rounds are done
     assert not (cluster.home / "runs" / "again" / "FAILED").exists()
 
-    assert f"resuming at round {stopped[1]} of 20" in submit(wait=True)  # whoever submits sees the job's log
+    free_the_id()
+    assert f"resuming at round {stopped[1]} of 20" in submit()  # whoever submits sees the job's log
     assert summary_of(cluster, "again")["params_sha256"] == serial_hash(clone, tmp_path, *settings)
 
 
@@ -192,27 +197,22 @@ def test_job_brings_own_code_to_trainers_on_another_node(cluster, tmp_path, monk
 def test_a_sweep_its_report_and_a_calibration_are_jobs_of_two_nodes(cluster, clone):
     """The driver is on the head, which has no CPUs, the trials are on the other node; docs/sweep_on_a_cluster.md."""
 
-    def raysim(*words):
-        result = cluster.command("python", "-m", "raysim", *words, cwd=clone)
+    def said(verb, *words):
+        result = cluster.submit(*words, cwd=clone, verb=verb)
         assert result.returncode == 0, result.stdout
         return result.stdout
 
     small = ("model.width=4", "model.hidden=16", "rounds=2", "cohort.size=2", "resources.backend=serial")
     search = ("tune.search=optuna", "tune.num_samples=3", "tune.param_space.local.lr={log_uniform: [0.01, 1]}")
-    said = raysim("submit", CONFIG, "name=swept", *search, *small)
-    assert "submitted job swept: python -m raysim tune configs/quickstart.yaml" in said
-    assert "3 trials, by" in said
+    assert "3 trials, by" in said("tune", CONFIG, "name=swept", *search, *small)
     folder = cluster.home / "runs" / "swept"
     assert len(list(folder.glob("lr=*/COMPLETED"))) == 3
-    assert "job swept succeeded" in raysim("submit", CONFIG, "name=swept", *search, *small)  # and nothing is run again
-
-    command = ("--", "python", "-m", "raysim", "report", "runs/swept")
-    result = cluster.job("submit", "--working-dir", ".", *command, cwd=clone)
-    assert result.returncode == 0, result.stdout
+    said("tune", CONFIG, "name=swept", *search, *small)  # and nothing is run again
+    said("report", "runs/swept")
     assert (folder / "report" / "report.md").is_file(), sorted((folder / "report").iterdir())
 
     tiny = ("calibrate.partitions=1", "calibrate.seeds=1", "calibrate.trees=5", "name=calibrated", "rounds=1")
     model = ("model={name: vit, dim: 16, depth: 1, heads: 2, patch: 4, lora: {rank: 4}}", "data.name=digits")
     local = ("partition.num_clients=4", "cohort.size=4", "partition.alpha=0.5", "data.test=0.6", "methods=[livar]")
-    raysim("submit", CONFIG, "--verb", "calibrate", *tiny, *model, *local)
+    said("calibrate", CONFIG, *tiny, *model, *local)
     assert (cluster.home / "runs" / "calibrated" / "calibration.json").is_file()

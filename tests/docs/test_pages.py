@@ -66,7 +66,7 @@ def check_configuration(given, verb, where):
     """The settings of a command are those of a configuration; of a file that only the reader has, none are known."""
     config, overrides = given["config"], given["overrides"] or []
     is_there = ":" in config or Path(config).is_file()
-    if verb in ("tune", "partition") or (verb == "submit" and any("," in word for word in overrides)):
+    if verb in ("tune", "partition"):
         raw = read_sweep(Path(config) if is_there else None, overrides)
     else:
         values = parse_overrides(overrides)

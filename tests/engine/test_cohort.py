@@ -54,13 +54,14 @@ class Holders:
     def __init__(self, updates):
         self.updates, self.asked = updates, []
 
-    def at_results(self, call, request, parts, *, adds):
+    def at_results(self, call, parts, *, adds):
         assert adds
-        leaves = LAYOUT.leaves[request.first : request.last]
+        first, last, constants = (call.keywords[name] for name in ("first", "last", "constants"))
+        leaves = LAYOUT.leaves[first:last]
         self.asked.append([leaf.name for leaf in leaves])
-        layout, columns = LAYOUT.part(request.first, request.last), slice(leaves[0].offset, leaves[-1].end)
+        layout, columns = LAYOUT.part(first, last), slice(leaves[0].offset, leaves[-1].end)
         return [
-            pack(fold(layout, self.updates[asked.clients, columns], unpack(asked.weights), unpack(request.constants)))
+            pack(fold(layout, self.updates[asked.clients, columns], unpack(asked.weights), unpack(constants)))
             for _, asked in parts
         ]
 

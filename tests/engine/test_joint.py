@@ -44,7 +44,7 @@ def test_joint_training_is_plain_sgd_over_the_union(root):
 @pytest.mark.parametrize("methods", [["fedprox", "fedavgm"], ["fedvg"], [{"ccvr": {"epochs": 1}}]])
 def test_joint_training_takes_any_methods(methods, root):
     server = run(plan_of(root, methods, rounds=1, **JOINT), root)
-    assert server.sizes.examples.shape == (1,)
+    assert server.federation.sizes.shape == (1,)
     assert bool(torch.isfinite(server.state).all())
 
 

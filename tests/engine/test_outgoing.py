@@ -180,7 +180,7 @@ def test_latecomers_know_what_the_others_sent(root):
     others = [client for client in clients.tolist() if client not in late]
     assert late
     assert len(others) > 2
-    sizes = torch.tensor([float(server.sizes.examples[client]) for client in others], dtype=torch.float64)
+    sizes = torch.tensor([float(server.federation.sizes[client]) for client in others], dtype=torch.float64)
     rows = torch.stack([updates[client][:size].double() for client in others])
     mean = (sizes / sizes.sum()) @ rows
     for client in late:

@@ -96,7 +96,7 @@ def test_records_show_who_was_late_and_who_dropped_out(root):
     assert set(clients) == set(without_dropouts(np.arange(12), 0.4, seed=3, round_index=0))
     for client, steps in zip(clients, record.clients["num_steps"], strict=True):
         share = server.phases[0].share_of(int(client), seed=3, round_index=0)
-        per_epoch = math.ceil(int(server.sizes.examples[client]) / 8)
+        per_epoch = math.ceil(int(server.federation.sizes[client]) / 8)
         assert steps == math.ceil(share * 4 * per_epoch - 1e-9)
     assert math.isclose(record.clients["weight"].sum(), 1)
 

@@ -24,7 +24,7 @@ from raysim.data.sources import prepare, set_path
 from raysim.engine import round_metrics
 from raysim.engine.round_metrics import client_columns, cohort_metrics, evaluation, spread_of
 from raysim.engine.schedule import ClientBlock
-from raysim.plan.build import make_trainer, open_federation, sizes_of
+from raysim.plan.build import make_trainer, open_federation
 from raysim.plan.check import check
 from raysim.plan.find import further_metrics
 from raysim.running.record import judged, reason_to_stop
@@ -61,14 +61,14 @@ def test_clients_that_are_domains_get_the_accuracy_of_their_domain(shapes):
     groups = {"data": {"name": "shapes"}, "partition": {"scheme": "domain", "num_clients": 4}, "cohort": {"size": 4}}
     plan = plan_of(shapes, **groups)
     federation = open_federation(recipe_of(plan, shapes))
-    facts, labels = sizes_of(federation), federation.held_out("test")[1]
+    labels = federation.held_out("test")[1]
     images = PreparedSet(set_path(shapes, "shapes"))
     domains = images.domains[plan.manifest.test]
     draws = np.random.default_rng(0).uniform(size=len(labels))
     hits = draws < np.array([0.9, 0.6, 0.3, 0.0])[domains]
     predictions, confidences = np.where(hits, labels, (labels + 1) % 10), np.full(len(labels), 0.5)
     score = Score({"labels": labels, "predictions": predictions, "confidences": confidences}, 0.0)
-    metrics, _ = evaluation({"test": score}, facts, {})
+    metrics, _ = evaluation({"test": score}, federation, 10, {})
     for index, name in enumerate(STYLES[:4]):
         assert metrics[f"server/accuracy_domain_{name}"] == pytest.approx(hits[domains == index].mean(), abs=1e-12)
     wanted = []

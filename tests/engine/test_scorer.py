@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raysim.engine.messages import EvaluationPoint, MapRequest, Slice
+from raysim.engine.messages import EvaluationPoint, Slice
 from raysim.engine.ray.pool import RayPool
-from raysim.engine.ray.slots import TrainerActor
+from raysim.engine.ray.slots import TrainerActor, TrainerSlots
 from raysim.engine.scorer import Scorer, map_features, slices_of
 from raysim.engine.trainer import Trainer
 from raysim.plan.build import make_trainer
@@ -64,7 +64,7 @@ def test_every_slice_of_a_large_set_counts():
     class Echo:
         """Scores with the rows' numbers as their labels."""
 
-        def on_slices(self, call, point, request, slices):
+        def on_slices(self, call, point, slices):
             rows = [np.arange(part.start, part.end) for part in slices]
             return [
                 Score({"labels": numbers, "predictions": numbers, "confidences": numbers}, float(len(numbers)))
@@ -78,9 +78,9 @@ def test_every_slice_of_a_large_set_counts():
 
 
 def test_without_a_test_set_no_slice_is_asked_for():
-    pool = SimpleNamespace(on_slices=lambda call, point, request, slices: slices)
+    pool = SimpleNamespace(on_slices=lambda call, point, slices: slices)
     scorer = Scorer(pool, {"validation": 30, "test": 0}, 256)
-    assert scorer.on_test(map_features, MapRequest(max, {}), torch.zeros(1), {}) == []
+    assert scorer.on_test(map_features, torch.zeros(1), {}) == []
 
 
 def test_the_model_is_loaded_once_for_all_slices(root, monkeypatch):
@@ -91,7 +91,7 @@ def test_the_model_is_loaded_once_for_all_slices(root, monkeypatch):
     assert len(loads) == 1
 
 
-def who(trainer: Trainer, point: EvaluationPoint, request: None, slices: list[Slice]) -> list[tuple]:
+def who(trainer: Trainer, slices: list[Slice]) -> list[tuple]:
     """The trainer's process, how many slices it got, and the slice itself."""
     return [(os.getpid(), len(slices), part) for part in slices]
 
@@ -101,20 +101,20 @@ def test_slices_are_dealt_evenly_and_answered_in_order(count, root, ray_pools):
     slices = [Slice("test", 10 * index, 10 * index + 10) for index in range(count)]
     for trainers, pool in enumerate(ray_pools(plan_of(root)), 1):
         pool.begin_round()
-        answers = pool.on_slices(who, EvaluationPoint(np.zeros(1), {}, {}), None, slices)
+        answers = pool.on_slices(who, EvaluationPoint(np.zeros(1), {}, {}), slices)
         assert [part for _, _, part in answers] == slices
         shares = {process: share for process, share, _ in answers}
         assert len(shares) == min(trainers, count)
         assert max(shares.values()) - min(shares.values()) <= 1
-        assert pool.on_slices(who, EvaluationPoint(np.zeros(1), {}, {}), None, []) == []
+        assert pool.on_slices(who, EvaluationPoint(np.zeros(1), {}, {}), []) == []
 
 
-def dies_once(marker: Path, trainer: Trainer, point: EvaluationPoint, request: None, slices: list[Slice]) -> list:
+def dies_once(marker: Path, trainer: Trainer, slices: list[Slice]) -> list:
     """Scores, but the first trainer that is asked for the first slice ends its process."""
     if slices[0].start == 0 and not marker.exists():
         marker.write_text(str(os.getpid()))
         os._exit(1)
-    return trainer.evaluate(point, request, slices)
+    return trainer.evaluate(slices)
 
 
 @pytest.mark.slow  # it starts trainers of its own: the session's must not be lost
@@ -122,7 +122,8 @@ def test_a_trainer_lost_in_an_evaluation_changes_no_bit(root, tmp_path, ray_clus
     plan = plan_of(root, data={"test": 0.25})
     recipe, serial = recipe_of(plan, root), server_on(plan, root)
     remote = ray_cluster.remote(TrainerActor).options(num_cpus=0.5)
-    pool = RayPool(lambda index: remote.remote(partial(make_trainer, recipe)), 2, plan.keeps_memory)
+    slots = TrainerSlots(lambda index: remote.remote(partial(make_trainer, recipe)), 2)
+    pool = RayPool(slots, plan.keeps_memory)
     server = server_on(plan, root, pool)
     server.pool.begin_round()
     on_slices, marker = pool.on_slices, tmp_path / "died"

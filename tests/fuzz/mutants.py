@@ -222,7 +222,7 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         (
             ('"batches", current.index, client', '"batches", client, current.index'),
             ("        return self.model.state.clone()\n", "        return self.model.state\n"),
-            ("request.function(update[:size].clone(), shared)", "request.function(update[:size], shared)"),
+            ("function(update[:size].clone(), shared)", "function(update[:size], shared)"),
         ),
     ),
     "raysim/engine/messages.py": (

@@ -57,11 +57,12 @@ def gpu_pools(gpu_actors, gpu_recipe):
     import ray
 
     from raysim.engine.ray.pool import RayPool
+    from raysim.engine.ray.slots import TrainerSlots
     from raysim.plan.build import make_trainer
 
     def pools(plan):
         recipe = gpu_recipe(plan)
         ray.get([actor.become.remote(partial(make_trainer, recipe)) for actor in gpu_actors])
-        return [RayPool(gpu_actors.__getitem__, count, plan.keeps_memory, gpu_share=0.25) for count in (1, 2, 4)]
+        return [RayPool(TrainerSlots(gpu_actors.__getitem__, count, 0.25), plan.keeps_memory) for count in (1, 2, 4)]
 
     return pools

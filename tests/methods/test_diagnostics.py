@@ -16,7 +16,7 @@ from methods.diagnostics import effective_rank
 from raysim.base.errors import ConfigError, MethodError
 from raysim.core.method import Method
 from raysim.data.federation import Federation
-from raysim.engine.messages import MapRequest, pack
+from raysim.engine.messages import pack
 from raysim.engine.scorer import map_features, slices_of
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.local import UniVarFL, stop_gradient_feedback
@@ -306,9 +306,9 @@ def test_slices_are_given_in_order_with_what_is_shared(root, ray_pools):
     servers = [server_on(plan, root), *(server_on(plan, root, pool) for pool in ray_pools(plan))]
     for server in servers:
         server.pool.begin_round()
-        request = MapRequest(_rows_and_sum, pack({"add": torch.ones(2)}))
-        found = server.scorer.on_test(map_features, request, server.state, server.counters)
-        wanted = slices_of("test", server.sizes.num_test, 256)
+        call = partial(map_features, function=_rows_and_sum, shared=pack({"add": torch.ones(2)}))
+        found = server.scorer.on_test(call, server.state, server.counters)
+        wanted = slices_of("test", server.federation.num_test, 256)
         assert len(wanted) == 4
         labels = server_labels(servers[0])
         assert [rows for rows, _, _ in found] == [part.end - part.start for part in wanted]

@@ -49,7 +49,7 @@ class Rounds:
         return SimpleNamespace(
             rows=rows[:, :size][:, is_shared].double().numpy(),
             buffers=rows[:, size:].double().numpy(),
-            sizes=[int(server.sizes.examples[client]) for client in updates],
+            sizes=[int(server.federation.sizes[client]) for client in updates],
             moved=moved[:size][is_shared].numpy(),
             moved_buffers=moved[size:].numpy(),
             personal=moved[:size][~is_shared],

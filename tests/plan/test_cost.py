@@ -122,7 +122,7 @@ def test_a_slow_network_scores_few_rows_and_the_price_is_that_of_all(
     plan, run_round, evaluated, steps = a_plan(root, tmp_path, methods), Server.run_round, [], []
 
     def clocked(server, index):
-        record, sizes = run_round(server, index), server.sizes
+        record, sizes = run_round(server, index), server.federation
         counts = record.clients["num_steps"]
         steps.append(int(counts.sum()))
         train_s = step_s * counts.sum() + scoring_s * len(counts) * sizes.num_validation

@@ -14,7 +14,7 @@ from raysim.base.errors import ModelError
 from raysim.engine.ray import shards
 from raysim.models import ModelSpec, build_model
 from raysim.plan.build import Made, Ready, with_weights
-from raysim.plan.weights import NO_WEIGHTS, held_weights
+from raysim.plan.weights import HeldWeights, held_weights
 from tests.support.federations import plan_of
 
 SPEC = ModelSpec("resnet18", 10, (32, 32, 3), {}, "default")
@@ -41,7 +41,7 @@ def test_a_users_file_stays_where_it_is(tmp_path):
     held = held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, str(path)), tmp_path / "cache")
     assert (held.path, held.sha256) == (str(path), sha256(path.read_bytes()).hexdigest())
     assert not (tmp_path / "cache").exists()
-    assert held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, None), tmp_path) == NO_WEIGHTS
+    assert held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, None), tmp_path) == HeldWeights()
     with pytest.raises(ModelError, match="cannot be read"):
         held_weights(ModelSpec("resnet18", 10, (32, 32, 3), {}, str(tmp_path / "gone.pt")), tmp_path)
 

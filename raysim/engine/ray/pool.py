@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TypeVar, cast
 
@@ -15,11 +16,9 @@ from ray.exceptions import RayTaskError
 from raysim.base.errors import OutOfMemory, RaysimError
 from raysim.engine.messages import (
     Columns,
-    ColumnsRequest,
     EvaluationPoint,
     Handle,
     Packed,
-    PoolCounts,
     Reports,
     RoundMessage,
     Slice,
@@ -27,10 +26,11 @@ from raysim.engine.messages import (
     TaskResult,
     message_bytes,
 )
-from raysim.engine.ray.session import ENDS, LOSSES, Actor, Ref, plain_errors
-from raysim.engine.ray.slots import RETRIES, START_S, NodeIsGoing, TrainerSlot, TrainerSlots
+from raysim.engine.ray.session import ENDS, LOSSES, Ref, plain_errors
+from raysim.engine.ray.slots import RETRIES, NodeIsGoing, TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watched
 from raysim.engine.schedule import ClientBlock, Queues
+from raysim.engine.trainer import Trainer
 
 Answer = TypeVar("Answer")
 Sent = TypeVar("Sent", RoundMessage, EvaluationPoint)
@@ -110,25 +110,11 @@ class RayPool:
     trainers are added there, except on the server's own node, where they are in reach as they are.
 
     Args:
-      start: start(index) -> a new actor for that slot.
-      capacity: how many trainers there is room for in all, asked before every round; None: their number is fixed.
-      gpu_share: of a GPU that each trainer has.
-      timeout_s: how long a trainer may be silent, see `Watch`.
-      patience_s: see `TrainerSlots`.
+      capacity: how many trainers there is room for in all, asked before every round; 0: their number is fixed.
     """
 
-    def __init__(
-        self,
-        start: Callable[[int], Actor],
-        num_trainers: int,
-        keeps_memory: bool,
-        capacity: Callable[[], int] | None = None,
-        gpu_share: float = 0.0,
-        timeout_s: float | None = None,
-        patience_s: float = START_S,
-    ):
-        self.slots = TrainerSlots(start, num_trainers, gpu_share, timeout_s, patience_s)
-        self._keeps_memory, self._capacity = keeps_memory, capacity
+    def __init__(self, slots: TrainerSlots, keeps_memory: bool, capacity: Callable[[], int] = lambda: 0):
+        self.slots, self._keeps_memory, self._capacity = slots, keeps_memory, capacity
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
         self._redone_blocks = self._sum_bytes = 0
@@ -139,16 +125,20 @@ class RayPool:
             # The first round waits for every trainer; a later one begins with those that are there, at least one.
             self.slots.wait_for(1 if self._planned else len(self.slots))
             self.slots.leave()
-            if self._capacity is not None:
-                self.slots.grow(self._capacity())
+            self.slots.grow(self._capacity())
         self._planned = self.slots.ready()
         return len(self._planned)
 
-    def take_counts(self) -> PoolCounts:
-        nodes = {slot.node for slot in self._planned}
-        counts = PoolCounts(len(self._planned), len(nodes), self._sum_bytes / 1e6, self._redone_blocks)
+    def take_counts(self) -> dict[str, float]:
+        nodes, sum_mb = len({slot.node for slot in self._planned}), self._sum_bytes / 1e6
+        counts = {
+            "trainers": len(self._planned),
+            "nodes": nodes,
+            "sum_mb": sum_mb,
+            "redone_blocks": self._redone_blocks,
+        }
         self._redone_blocks = self._sum_bytes = 0
-        return counts
+        return {name: float(count) for name, count in counts.items()}
 
     def take_notes(self) -> list[str]:
         notes, self.slots.watch.notes = self.slots.watch.notes, []
@@ -246,36 +236,29 @@ class RayPool:
         return None
 
     def at_results(
-        self,
-        call: Callable[..., Answer],
-        request: object,
-        parts: Sequence[tuple[TaskResult, TaskClients]],
-        *,
-        adds: bool,
+        self, call: partial[Answer], parts: Sequence[tuple[TaskResult, TaskClients]], *, adds: bool
     ) -> list[Answer]:
         asked = [(cast(ClientTask, result.place), clients) for result, clients in parts]
-        sent = request if message_bytes(vars(request)) <= INLINE_BYTES else ray.put(request)
+        sent = call if message_bytes(call.keywords) <= INLINE_BYTES else ray.put(call)
 
         def attempt() -> list[Answer]:
             self._train_lost([task for task, _ in asked])
             if adds:
-                return self._added(call, sent, asked)
-            calls = [(task.asked.actor.call.remote(call, sent, [clients]), task.asked) for task, clients in asked]
+                return self._added(sent, asked)
+            calls = [(task.asked.actor.call.remote(sent, [clients]), task.asked) for task, clients in asked]
             return self._answers(calls)
 
         return self._with_recovery(attempt)
 
-    def _added(
-        self, call: Callable[..., Answer], request: object, asked: Iterable[tuple[ClientTask, TaskClients]]
-    ) -> list[Answer]:
+    def _added(self, call: object, asked: Iterable[tuple[ClientTask, TaskClients]]) -> list[Answer]:
         """Call each trainer once for all its parts; answers of a remote node are summed on the node."""
         parts = _by_trainer(asked, "sums")
         # All trainers are asked before anybody's answer is waited for.
-        partials = {one.actor.call.remote(call, request, own): one for one, own in parts.items()}
+        partials = {one.actor.call.remote(call, own): one for one, own in parts.items()}
         self.slots.watch.all(partials)
         by_node: dict[str, dict[Ref, Watched]] = {}
-        for partial, one in partials.items():
-            by_node.setdefault(one.process.node, {})[partial] = one
+        for ref, one in partials.items():
+            by_node.setdefault(one.process.node, {})[ref] = one
         here: list[Answer] = self._answers(by_node.pop(self._here, {}).items())
         # One sum of the model's size leaves a node, however many trainers it has.
         away = dict(_added_there(own) for own in by_node.values())
@@ -287,10 +270,10 @@ class RayPool:
         return here
 
     def on_columns(
-        self, request: ColumnsRequest, parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
+        self, call: partial[list[Packed]], parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
     ) -> list[Packed]:
         asked = [(cast(ClientTask, result.place), clients) for result, clients in parts]
-        sent = ray.put(request)
+        sent = ray.put(call)
 
         def attempt() -> list[Packed]:
             self._train_lost([task for task, _ in asked])
@@ -307,7 +290,7 @@ class RayPool:
                 rows = [one.actor.columns.options(num_returns=count).remote(some, shares) for one, some in own.items()]
                 dealt = zip(*([row] if count == 1 else row for row in rows), strict=True)
                 calls = [
-                    (one.actor.on_columns.remote(sent, share, clients, *part), one)
+                    (one.actor.call.remote(sent, share, clients, *part), one)
                     for one, share, part in zip([*own][:count], shares, dealt, strict=True)
                 ]
                 worked: list[list[Packed]] = self._answers(calls)
@@ -324,16 +307,16 @@ class RayPool:
         return answers
 
     def on_slices(
-        self, call: Callable[..., list[Answer]], point: EvaluationPoint, request: object, slices: Sequence[Slice]
+        self, call: Callable[[Trainer, Sequence[Slice]], list[Answer]], point: EvaluationPoint, slices: Sequence[Slice]
     ) -> list[Answer]:
-        (sent, state), details = self._state.put(point), ray.put(request)
+        (sent, state), asked = self._state.put(point), ray.put(call)
 
         def attempt() -> list[Answer]:
             ready = self.slots.staying()[: len(slices)]
             # Dealt like cards, one call a trainer: it then loads the model once.
             dealt = [slices[number :: len(ready)] for number in range(len(ready))]
             calls = [
-                (slot.actor.score.remote(call, sent, state, details, own), slot.asked_for("evaluation"))
+                (slot.actor.score.remote(asked, sent, state, own), slot.asked_for("evaluation"))
                 for slot, own in zip(ready, dealt, strict=True)
             ]
             shares: list[list[Answer]] = self._answers(calls)
@@ -381,8 +364,8 @@ def _brought(refs: list[Ref]) -> tuple[np.ndarray, int]:
     total, size_bytes, at_once = np.zeros(()), 0, 1
     while refs:
         some, refs = refs[:at_once], refs[at_once:]
-        for partial in ray.get(some):
-            total = total + partial if size_bytes == 0 else np.add(total, partial, out=total)
-            size_bytes, at_once = size_bytes + partial.nbytes, max(1, SUM_BYTES // partial.nbytes)
-        del partial  # else it would stay in the store until the next one is there
+        for part in ray.get(some):
+            total = total + part if size_bytes == 0 else np.add(total, part, out=total)
+            size_bytes, at_once = size_bytes + part.nbytes, max(1, SUM_BYTES // part.nbytes)
+        del part  # else it would stay in the store until the next one is there
     return total, size_bytes

@@ -19,9 +19,8 @@ from raysim.base.errors import ClusterLost
 from raysim.engine.device import keep_freed_memory
 from raysim.engine.pool import Pool
 from raysim.engine.ray.pool import RayPool
-from raysim.engine.ray.room import find_room
 from raysim.engine.ray.session import GONE_S, PAUSE_S, Actor, Ref, can_connect, placements, plain_errors
-from raysim.engine.ray.slots import START_S, NoTrainer, TrainerActor
+from raysim.engine.ray.slots import START_S, NoTrainer, TrainerActor, TrainerSlots
 from raysim.engine.round_metrics import RoundRecord
 from raysim.engine.schedule import fitting
 from raysim.engine.server import Server
@@ -37,18 +36,21 @@ class TrainerStarter:
 
     Attributes:
       share: of each resource, by Ray's names, that a trainer has.
-      group: of somebody else, a Tune trial's, that all must live in; None: later trainers go wherever there is room.
       nodes: where the first ones have room, outside of a group.
       most: trainers to grow to; infinite: as many as there is room for; None: their number is fixed.
+      timeout_s, patience_s: see `TrainerSlots`.
+      group: of somebody else, a Tune trial's, that all must live in; None: later trainers go wherever there is room.
       begun: by index, those whose processes start already, beside the server's.
     """
 
     make_trainer: Callable[[], Trainer]
     share: Mapping[str, float]
     num_trainers: int
-    group: PlacementGroup | None = None
     nodes: Sequence[str] = ()
     most: float | None = None
+    timeout_s: float | None = None
+    patience_s: float = START_S
+    group: PlacementGroup | None = field(default_factory=ray.util.get_current_placement_group)
     begun: dict[int, Actor] = field(default_factory=dict)
 
     def __call__(self, index: int) -> Actor:
@@ -77,8 +79,13 @@ class TrainerStarter:
         return self.share.get("GPU", 0.0)
 
     def capacity(self) -> int:
-        """Number of trainers that a run uses if possible; Ray's autoscaler starts nodes for pending trainers."""
-        if self.most is not None and math.isfinite(self.most):
+        """Number of trainers that a run uses if possible; Ray's autoscaler starts nodes for pending trainers.
+
+        0 where their number is fixed, as in a group of somebody else.
+        """
+        if self.most is None or self.group is not None:
+            return 0
+        if math.isfinite(self.most):
             return int(self.most)
         return sum(fitting(room, self.share) for room in placements())
 
@@ -89,22 +96,11 @@ class ServerActor:
     It is built by the first call, whose errors then arrive as they were raised.
     """
 
-    def __init__(
-        self,
-        make_server: Callable[[Pool], Server],
-        starter: TrainerStarter,
-        keeps_memory: bool,
-        *,
-        client_timeout_s: float | None,
-        patience_s: float = START_S,
-    ):
+    def __init__(self, make_server: Callable[[Pool], Server], starter: TrainerStarter, keeps_memory: bool):
         torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
         keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
-        capacity = starter.capacity if starter.most is not None and starter.group is None else None
-        pool = RayPool(
-            starter, starter.num_trainers, keeps_memory, capacity, starter.gpus, client_timeout_s, patience_s
-        )
-        self._make_server = partial(make_server, pool)
+        slots = TrainerSlots(starter, starter.num_trainers, starter.gpus, starter.timeout_s, starter.patience_s)
+        self._make_server = partial(make_server, RayPool(slots, keeps_memory, starter.capacity))
 
     @cached_property
     def _server(self) -> Server:
@@ -137,47 +133,26 @@ class RayServer:
     head of the cluster, is ClusterLost; faults of the run's own code, and of its configuration, are not.
 
     Args:
-      num_trainers: to begin with; least: with so many, if there is no room for more now; None: with no fewer.
-      share: of each resource, by Ray's names, that a trainer gets.
-      wait_s: seconds to wait for room before giving up; say: prints a line on the wait.
-      most: see `TrainerStarter`; in a placement group of somebody else (a Tune trial) no trainers are added.
-      may_grow: Ray's autoscaler may start nodes for trainers that wait.
-      client_timeout_s: how long a trainer may be silent; None: as `Watch` measures.
+      deadline: on the clock of time.monotonic; until then trainers whose room another job took are waited for.
+      say: prints a line on the wait.
     """
 
     def __init__(
         self,
         make_server: Callable[[Pool], Server],
-        make_trainer: Callable[[], Trainer],
+        starter: TrainerStarter,
         *,
-        num_trainers: int,
-        share: Mapping[str, float],
         keeps_memory: bool,
-        least: int | None = None,
-        wait_s: float = 30.0,
+        deadline: float = 0.0,
         say: Callable[[str], None] = lambda line: None,
-        most: float | None = None,
-        may_grow: bool = False,
-        client_timeout_s: float | None = None,
     ):
-        began, self._say = time.monotonic(), say
-        group = ray.util.get_current_placement_group()
-        search = partial(find_room, share, say=say, wait_s=wait_s, may_grow=may_grow)
-        nodes = search(num_trainers, least=least or num_trainers) if group is None else []
-        self._deadline = began + (wait_s if group is None else 0.0)
+        self._deadline, self._say = deadline, say
         self._head = ray.get_runtime_context().gcs_address
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        starter = TrainerStarter(make_trainer, share, len(nodes) or num_trainers, group, nodes, most)
         # All at once: each process first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
         self._actors = starter.begin_all()
-        self.actor: Actor = server.remote(
-            make_server,
-            starter,
-            keeps_memory,
-            client_timeout_s=client_timeout_s,
-            patience_s=max(START_S, wait_s if may_grow else 0.0),
-        )
+        self.actor: Actor = server.remote(make_server, starter, keeps_memory)
         self._actors.append(self.actor)
 
     def wait_until_ready(self) -> None:

@@ -95,9 +95,7 @@ def ray_ahead() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ray_session(
-    num_cpus: int | None = None, on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0
-) -> Iterator[None]:
+def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0) -> Iterator[None]:
     """Connect to the current Ray, to RAY_ADDRESS, or to a new local Ray; only the local Ray is shut down.
 
     After ClusterLost in the block the next session is a new connection, or a new local Ray.
@@ -107,32 +105,28 @@ def ray_session(
       patience_s: seconds to wait for a cluster that does not answer.
     """
     begun, address = _BEGUN.get(), os.environ.get("RAY_ADDRESS")
-    beginning = f"connecting to Ray at {address}" if address else "starting Ray on this machine"
-    if begun is not None:
-        on_step(beginning)
+    if begun is None and ray.is_initialized():
+        yield
+        return
+    on_step(f"connecting to Ray at {address}" if address else "starting Ray on this machine")
+    if begun is None:
+        patiently(_start, patience_s, on_step)
+    else:
         begun.result()
         with contextlib.suppress(ValueError):  # not the main thread; there Ray would have set the first handler
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
                     signal.signal(number, lambda number, _: sys.exit(number))
-        try:
-            yield
-        except ClusterLost as error:
-            _LEFT.append(error)
+    try:
+        yield
+    except ClusterLost as error:
+        _LEFT.append(error)
+        if begun is not None:  # the next session begins by itself
             _BEGUN.set(None)
             _STARTER.submit(end_ray).result()
-            raise
-    elif ray.is_initialized():
-        yield
-    else:
-        on_step(beginning)
-        patiently(lambda: _start(num_cpus), patience_s, on_step)
-        try:
-            yield
-        except ClusterLost as error:
-            _LEFT.append(error)
-            raise
-        finally:
+        raise
+    finally:
+        if begun is None:
             on_step(_ending())
             end_ray()
 
@@ -171,12 +165,12 @@ def _ending() -> str:
     return "disconnecting from Ray" if os.environ.get("RAY_ADDRESS") else "ending Ray"
 
 
-def _start(num_cpus: int | None = None) -> None:
+def _start() -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address and not can_connect(address):  # Ray would try for minutes
         mend = "start the cluster, correct RAY_ADDRESS, or unset RAY_ADDRESS to start Ray on this machine"
         raise RaysimError("no Ray cluster answers", f"RAY_ADDRESS={address}", mend)
-    is_ours = not address  # a running cluster has its CPUs already, and Ray refuses to be told otherwise
+    is_ours = not address
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
     for attempts_left in reversed(range(STARTS)):
         try:
@@ -186,7 +180,6 @@ def _start(num_cpus: int | None = None) -> None:
                     stack.enter_context(few_processes())
                 ray.init(
                     address or "local",
-                    num_cpus=num_cpus if is_ours else None,
                     include_dashboard=False if is_ours else None,
                     log_to_driver=False,
                     logging_level=logging.ERROR,

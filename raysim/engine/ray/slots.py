@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from raysim.base.errors import RaysimError
 from raysim.base.own import own_errors
-from raysim.engine.messages import Columns, ColumnsRequest, EvaluationPoint, Packed, RoundMessage, TaskClients
+from raysim.engine.messages import Columns, EvaluationPoint, Packed, RoundMessage, Slice, TaskClients
 from raysim.engine.ray.session import LOSSES, Actor, Ref, going_nodes
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
@@ -74,23 +74,17 @@ class TrainerActor:
 
     @own_errors()
     def score(
-        self, function: Callable[..., Answer], point: EvaluationPoint, state: np.ndarray, *values: object
+        self, function: Callable[..., Answer], point: EvaluationPoint, state: np.ndarray, slices: Sequence[Slice]
     ) -> Answer:
-        """function(trainer, model to be scored, *values)."""
-        return function(self._trainer, replace(point, state=state), *values)
+        """function(trainer, slices), with the trainer's model at the point."""
+        with self._trainer.global_model(replace(point, state=state)):
+            return function(self._trainer, slices)
 
     @own_errors()
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> object:
         """One array for each share, see `Trainer.columns`."""
         rows = self._trainer.columns(parts, shares)
         return rows if len(rows) > 1 else rows[0]
-
-    @own_errors()
-    def on_columns(
-        self, request: ColumnsRequest, cuts: Sequence[Columns], clients: Sequence[np.ndarray], *rows: np.ndarray
-    ) -> list[Packed]:
-        """See `Trainer.on_columns`; rows are arguments of their own, since Ray passes references inside a list on."""
-        return self._trainer.on_columns(request, cuts, clients, *rows)
 
     def add(self, *partials: np.ndarray) -> np.ndarray:
         """Return the sum of the node's partial sums; exact, since they lie on a common grid."""

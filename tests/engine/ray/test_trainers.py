@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,15 +21,13 @@ from raysim.base.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import room, server, slots
 from raysim.engine.ray.pool import LastState, RayPool, _brought
-from raysim.engine.ray.server import RayServer
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
 from raysim.engine.trainer import Trainer
-from raysim.plan.build import make_server, make_trainer
 from raysim.running.runner import execute
 from tests.support.busy import no_cpu_left
-from tests.support.federations import plan_of, recipe_of, run
+from tests.support.federations import plan_of, run
 from tests.support.nodes import wait_for
 from tests.support.runs import a_plan, quietly, rows_of
 
@@ -195,7 +192,7 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
         lives[index] += 1
         return ray.remote(Stub).options(num_cpus=0.1).remote(index, lives[index])
 
-    pool = RayPool(start, 2, keeps_memory=False)
+    pool = RayPool(TrainerSlots(start, 2), keeps_memory=False)
     blocks = [ClientBlock(index, (index,), 1) for index in range(2)]
     assert pool.begin_round() == 2
     messages = [RoundMessage(index, 0, np.zeros(1, np.float32), {}, {}, False) for index in range(3)]
@@ -258,11 +255,12 @@ def test_a_wait_for_trainers_ends_when_it_was_said_to(monkeypatch):
 def test_a_pool_grows_unless_its_number_is_fixed_or_it_lives_in_a_group(monkeypatch, most, group, grows):
     given = []
     monkeypatch.setattr(server, "RayPool", lambda *values: given.extend(values))
+    monkeypatch.setattr(server, "TrainerSlots", lambda *values: None)
     monkeypatch.setattr(server.torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(server, "keep_freed_memory", lambda: None)
     starter = server.TrainerStarter(None, {"CPU": 1}, 1, group=group, most=most)
-    server.ServerActor(print, starter, False, client_timeout_s=None)
-    assert (given[3] is not None) == grows
+    server.ServerActor(print, starter, False)
+    assert (given[2]() > 0) == grows
 
 
 def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
@@ -273,19 +271,11 @@ def test_memory_limit_is_a_share_of_the_gpu(monkeypatch):
     assert asked == [1.0]
 
 
-def test_missing_room_is_an_error_in_bounded_time(root, tmp_path, ray_cluster):
-    plan = a_plan(root, tmp_path)
-    recipe = recipe_of(plan, root)
+@pytest.mark.usefixtures("ray_cluster")
+def test_missing_room_is_an_error_in_bounded_time():
     began = time.monotonic()
     with pytest.raises(RaysimError, match=r"no room within 2 s for 9 trainers with .*'CPU': 1"):
-        RayServer(
-            partial(make_server, recipe),
-            partial(make_trainer, recipe),
-            num_trainers=9,
-            share={"CPU": 1},
-            keeps_memory=False,
-            wait_s=2,
-        )
+        room.find_room({"CPU": 1}, 9, least=9, wait_s=2, say=print)
     assert time.monotonic() - began < 30
 
 

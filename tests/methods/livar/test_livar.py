@@ -106,7 +106,7 @@ def test_unseen_class_keeps_row_and_bias_and_one_holder_gives_its_own(root):
     server = server_on(plan, root)
     before = {name: value.clone() for name, value in server.layout.views(server.state).items()}
     record = server.run_round(0)
-    held = server.sizes.class_counts[record.clients["client"]].sum(0) > 0
+    held = server.federation.class_counts[record.clients["client"]].sum(0) > 0
     assert not held.all()
     weights = record.arrays["livar.head_weights"]
     assert np.allclose(weights.sum(0), held)
