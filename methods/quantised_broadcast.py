@@ -59,6 +59,6 @@ def rounded(values: Tensor, bits: int, generator: torch.Generator) -> Encoded:
 
 def restored(encoded: Encoded, size: int, bits: int) -> Tensor:
     """[size]: the values that levels stand for."""
-    bounds: Tensor = torch.from_numpy(encoded["bounds"])
-    levels: Tensor = torch.from_numpy(unpacked(encoded["codes"], size, bits))
-    return bounds[0] + levels.float() * ((bounds[1] - bounds[0]) / (2**bits - 1))
+    low, high = encoded["bounds"].tolist()
+    levels = torch.from_numpy(unpacked(encoded["codes"], size, bits)).float()
+    return levels.mul_((high - low) / (2**bits - 1)).add_(low)

@@ -98,7 +98,7 @@ def test_job_of_100_rounds_succeeds_from_a_clone_and_prints_little(cluster, clon
 
 @pytest.mark.cluster
 def test_exit_status_of_the_job_follows_the_run(cluster, clone):
-    result = cluster.submit(CONFIG, "methods=[fedporx]", "data.name=cifar10", cwd=clone)
+    result = cluster.submit(CONFIG, "methods=[fedporx]", "local.lr=-1", cwd=clone)
     assert result.returncode == 1
     assert "failed with exit code 2" in result.stdout
     assert "2 faults in configs/quickstart.yaml" in result.stdout
