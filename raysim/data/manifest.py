@@ -17,12 +17,14 @@ import numpy as np
 from raysim.base.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import PreparedSet, SetInfo
-from raysim.data.division import Division, DivisionFile, read_division
+from raysim.data.division import NOBODY, Division, DivisionFile, read_division
 from raysim.data.partition import BY_CLASS, SCHEMES, OnDrawn, Parts, check_sizes, own_parts
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.rows import cut_at
 from raysim.data.splits import (
     TEST,
+    TRAIN,
+    VALIDATION,
     Mix,
     ValidationSpec,
     arrange,
@@ -117,7 +119,6 @@ class Manifest:
     test: np.ndarray
     class_counts: np.ndarray
     division: Division
-    num_examples: int
     preprocess: Preprocess
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
@@ -196,7 +197,8 @@ def make_manifest(
     _check_validation(spec.validation_set, images.info, external)
     division = _unseen_last(_divide(images, spec, draws.append), spec)
     seen, unseen = division.without_last(spec.num_unseen)
-    clients, validation, test = seen.clients, seen.validation, seen.test
+    clients = cut_at(seen.rows(TRAIN), seen.sizes(TRAIN))
+    validation, test = seen.rows(VALIDATION), seen.rows(TEST)
     if not any(map(len, clients)):
         mend = "leave some examples to train on: split train in a partition file, smaller data.test and data.validation"
         raise DataError("no client has an example to train on", f"partition {spec.file or spec.scheme}", mend)
@@ -205,7 +207,9 @@ def make_manifest(
     if external is not None:
         validation, targets = external_rows(external, images.info.classes, spec.validation_set, rng)
         origin = (str(external.path), external.info.checksum)
-    mix = _mix_of(images, seen, validation, spec.validation_set.clients) if spec.validation_set.client_share else None
+    mix = (
+        _mix_of(images, clients, validation, spec.validation_set.clients) if spec.validation_set.client_share else None
+    )
     validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng, mix)
     is_own = external is None and (labels[validation] == targets).all()
     manifest = Manifest(
@@ -217,7 +221,6 @@ def make_manifest(
         test=test,
         class_counts=_counts(clients, labels, (num_classes,)),
         division=division,
-        num_examples=len(images),
         preprocess=make_preprocess(images),
         row_form=_row_form(images.info),
         target_scale=_target_scale(images, clients),
@@ -225,10 +228,10 @@ def make_manifest(
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),
         num_draws=draws[-1],
-        test_sizes=seen.test_sizes,
+        test_sizes=seen.sizes(TEST) if spec.within_clients or (seen.owners[test] != NOBODY).any() else None,
         test_sets=tuple(other_test(name, other, images) for name, other in tests.items()),
-        unseen=np.concatenate([np.zeros(0, np.int64), *unseen]),
-        unseen_sizes=np.array([len(rows) for rows in unseen]) if unseen else None,
+        unseen=unseen,
+        unseen_sizes=division.sizes(TRAIN, VALIDATION, TEST)[seen.num_clients :] if spec.num_unseen else None,
     )
     if domains is None:
         return manifest
@@ -268,7 +271,7 @@ def _unseen_last(division: Division, spec: PartitionSpec) -> Division:
     choice = spec.unseen_choice or ("last" if spec.scheme == "file" else "drawn")
     if not spec.num_unseen or choice == "last":
         return division
-    clients, chosen = np.arange(len(division.clients)), np.arange(spec.num_unseen)
+    clients, chosen = np.arange(division.num_clients), np.arange(spec.num_unseen)
     if choice == "drawn":
         rng = numpy_generator(derive_seed(spec.seed, "unseen"))
         chosen = np.sort(rng.choice(clients, spec.num_unseen, replace=False))
@@ -282,15 +285,14 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
         file = read_division(Path(spec.file), num_examples=len(images), num_clients=spec.num_clients)
         if file.splits is not None:
             division = file.division(spec.num_clients)
-            check_sizes(division.client_sizes, spec.min_samples, "file")
+            check_sizes(division.sizes(TRAIN, VALIDATION, TEST), spec.min_samples, "file")
             if spec.fraction != 1.0:
                 raise DataError("the partition file says which rows train", "data.fraction", "drop data.fraction")
             return division
     if spec.within_clients:
         parts = _partition(images, np.arange(len(images)), spec, on_drawn, file)
-        clients, validation, test = split_within(parts, **fractions, rng=rng)
-        sizes = (np.array([int(len(part) * share) for part in parts]) for share in (spec.validation, spec.test))
-        return Division(clients, validation, test, *sizes)
+        _, validation, test = split_within(parts, **fractions, rng=rng)
+        return Division.of(parts, validation, test, len(images))
     if spec.split == "official":
         training, validation, test = split_officially(images.splits, validation=spec.validation, rng=rng)
     else:
@@ -300,14 +302,14 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
         raise DataError(what, "data.fraction", "lower the number, or remove the key")
     fraction_rng = numpy_generator(derive_seed(spec.seed, "fraction"))
     training = training[subset(images.labels[training], spec.fraction, fraction_rng)]
-    return Division(_partition(images, training, spec, on_drawn, file), validation, test)
+    return Division.of(_partition(images, training, spec, on_drawn, file), validation, test, len(images))
 
 
-def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, chosen: Sequence[int]) -> Mix:
+def _mix_of(images: PreparedSet, clients: Sequence[np.ndarray], validation: np.ndarray, chosen: Sequence[int]) -> Mix:
     """What the chosen clients' training rows are, by class, and by domain where the set has domains."""
     num_classes, domains = len(images.info.groups), images.domains
     cells = images.labels if domains is None else domains * num_classes + images.labels
-    rows = np.concatenate([division.clients[client] for client in chosen])
+    rows = np.concatenate([clients[client] for client in chosen])
     return Mix(cells[validation], np.bincount(cells[rows], minlength=num_classes * max(1, len(images.info.domains))))
 
 
