@@ -97,7 +97,6 @@ def redraw(
     Raises:
       DataError: there is none; names an alpha and a number of clients that a few quick draws show to work.
     """
-    check_enough(len(labels), num_clients, min_samples, f"dirichlet(alpha={alpha})")
     totals = np.unique(labels, return_counts=True)[1]
     before = pickle.dumps(rng.bit_generator.state)
     limit = _most_draws(draw, num_clients * len(totals))
@@ -189,12 +188,3 @@ def _remedy(draw: Draw, totals: np.ndarray, num_clients: int, alpha: float, min_
         low, high = (middle, high) if works(middle, alpha) else (low, middle)
     raised = f"raise partition.alpha to {enough:g}, " if enough is not None else ""
     return f"{raised}lower partition.num_clients to {low}, or lower partition.min_samples"
-
-
-def check_enough(num_examples: int, num_clients: int, min_samples: int, where: str) -> None:
-    """Raise DataError unless there are `min_samples` examples for every client."""
-    if num_examples < num_clients * min_samples:
-        what = f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each"
-        clients, samples = max(1, num_examples // min_samples), max(1, num_examples // num_clients)
-        lower = f", or partition.min_samples to {samples}" if samples < min_samples else ""
-        raise DataError(what, f"partition {where}", f"lower partition.num_clients to {clients}{lower}")

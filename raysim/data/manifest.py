@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from raysim.base.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.division import NOBODY, Division, DivisionFile, read_division
-from raysim.data.partition import BY_CLASS, SCHEMES, OnDrawn, Parts, check_sizes, own_parts
+from raysim.data.partition import BY_CLASS, OnDrawn, Parts, check_sizes, divide
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.rows import cut_at
 from raysim.data.splits import (
@@ -376,9 +375,7 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
 def _partition(
     images: PreparedSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
 ) -> Parts:
-    """Return the given rows by client, from the scheme's function and the fields of the spec that the function
-    takes.
-    """
+    """Return the given rows by client."""
     # Targets only where the scheme may ask for them: they may be long sequences.
     targets = images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
     known = {
@@ -389,11 +386,5 @@ def _partition(
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),
     }
-    if ":" in spec.scheme:
-        parts = own_parts(spec.scheme, images.labels[rows], known, json.loads(spec.options or "{}"))
-    else:
-        forms = SCHEMES[spec.scheme]
-        scheme = forms[spec.form or next(iter(forms))]
-        taken = inspect.signature(scheme).parameters
-        parts = scheme(images.labels[rows], **{name: value for name, value in known.items() if name in taken})
+    parts = divide(images.labels[rows], spec.scheme, spec.form, known)
     return cut_at(rows[np.concatenate(parts)], [len(part) for part in parts])

@@ -123,9 +123,7 @@ def test_more_pieces_are_less_heterogeneous(folder):
 
 def test_quantiles_of_equal_targets_are_random_pieces():
     labels, rng = np.zeros(30, np.int64), np.random.default_rng(0)
-    parts = SCHEMES["quantiles"][""](
-        labels, 3, rng=rng, targets=np.ones((30, 1), np.float32), shards_per_client=1, min_samples=1
-    )
+    parts = SCHEMES["quantiles"][""](labels, 3, rng=rng, targets=np.ones((30, 1), np.float32), shards_per_client=1)
     assert sorted(np.concatenate(parts).tolist()) == list(range(30))
     assert any((np.diff(part) > 1).any() for part in parts)  # not the order of the file
 
