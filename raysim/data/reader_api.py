@@ -19,7 +19,6 @@ of the prepared examples, so a set made anew from the same examples is the same 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 from collections import deque
@@ -31,7 +30,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from raysim.base.digest import source_digest
+from raysim.base.digest import file_digest_of
 from raysim.base.errors import DataError, explained
 from raysim.base.own import own_errors, place_of
 from raysim.base.own_code import own_function, with_given
@@ -218,10 +217,7 @@ def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -
     files.
     """
     digest = hashlib.sha256(json.dumps([read.__qualname__, options], sort_keys=True, default=str).encode())
-    try:
-        digest.update(Path(inspect.getfile(read)).read_bytes())
-    except (OSError, TypeError):  # written in a notebook
-        digest.update(source_digest(read).encode())
+    digest.update(file_digest_of(read).encode())
     if files is not None:
         paths, above = (sorted(files.rglob("*")), files) if files.is_dir() else ([files], files.parent)
         for path in paths:

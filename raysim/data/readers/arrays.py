@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -155,8 +155,8 @@ def _image(archive: zipfile.ZipFile, name: str, count: int) -> np.ndarray:
     return np.broadcast_to(np.uint8(0), (count, *image))
 
 
-def _whole(archive: np.lib.npyio.NpzFile, keys: Sequence[tuple[str, str, str]], path: Path) -> np.ndarray:
-    """The inputs of all parts, read whole."""
+def _whole(archive: Any, keys: Sequence[tuple[str, str, str]], path: Path) -> np.ndarray:
+    """The inputs of all parts, read whole. archive: numpy's NpzFile."""
     for _, inputs, _ in keys:
         _check_memory(archive.zip, inputs, path)
     return _joined([archive[inputs] for _, inputs, _ in keys], path)
