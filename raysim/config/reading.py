@@ -43,7 +43,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     except ValueError as error:
         is_missing = "No such file" in str(error)
         beside = (file.name for file in path.parent.glob("*.y*ml"))
-        mend = f". {hint(path.name, [*recipes(), *beside])}" if is_missing else ""
+        mend = f". {hint(path.name if path.suffix else str(path), [*recipes(), *beside])}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if raw is None:
         text = "is empty; write at least one setting of the run, for example `rounds: 10`"
