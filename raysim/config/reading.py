@@ -114,11 +114,9 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
     """
     for key, value in values.items():
         try:
-            if not isinstance(key, str):
-                raise KeyError("must be text; write keys such as local.lr")
             assign(raw, key, value)
         except KeyError as error:
-            raise ConfigError([Fault(str(key), f"{error.args[0]} in {source}")], where) from error
+            raise ConfigError([Fault(key, f"{error.args[0]} in {source}")], where) from error
 
 
 def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]:
