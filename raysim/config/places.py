@@ -48,9 +48,9 @@ def path_to_write(path: Path | str) -> Path:
     Raises:
       DataError: there is no such user, or no system takes the path.
     """
-    text = str(path)
-    if "\0" in text or max(map(len, os.fsencode(text.replace("\0", "")).split(b"/"))) > LONGEST_NAME:
-        raise DataError("a path with NUL or with a name too long", repr(text[:60]), "give another path")
+    if "\0" in str(path) or max(map(len, os.fsencode(path).split(b"/"))) > LONGEST_NAME:
+        what = f"a path with NUL, or with a name of more than {LONGEST_NAME} bytes,"
+        raise DataError(what, repr(str(path)[:60]), "give another path")
     return home_folder() / _of_a_user(path, "a path")
 
 

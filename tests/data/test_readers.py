@@ -267,7 +267,10 @@ def test_npz_with_and_without_splits_and_names(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": np.zeros(3), "labels": np.arange(3)}, r"inputs of shape \(3,\) and type float64"),
+        (
+            {"images": np.zeros(3), "labels": np.arange(3)},
+            r"inputs of shape \(3,\) in npz, row 0\. Give \(n, \.\.\.\) numbers",
+        ),
         (
             {"x_train": np.zeros((3, 4)), "y_train": np.zeros(3), "x_test": np.zeros((3, 5)), "y_test": np.zeros(3)},
             "parts of diff",
