@@ -249,11 +249,7 @@ def parse_report(raw: object, source: str) -> ReportGroup:
     Raises:
       ConfigError: all its faults.
     """
-    group, faults = validated(ReportGroup, {} if raw is None else raw, "report")
-    faults += idle_faults(Config(report=group)) if group is not None else []
-    if group is None or faults:
-        raise ConfigError(faults, source)
-    return group
+    return sound_config({"report": {} if raw is None else raw}, source).report
 
 
 def as_file(config: Config) -> Settings:

@@ -218,7 +218,7 @@ def make_manifest(
         clients=tuple(clients),
         validation=validation,
         test=test,
-        class_counts=_counts(clients, labels, (num_classes,)),
+        class_counts=_counts(seen, labels, (num_classes,)),
         division=division,
         preprocess=make_preprocess(images),
         row_form=_row_form(images.info),
@@ -235,7 +235,7 @@ def make_manifest(
     if domains is None:
         return manifest
     names = images.info.domains
-    counts = _counts(clients, domains * num_classes + labels, (len(names), num_classes))
+    counts = _counts(seen, domains * num_classes + labels, (len(names), num_classes))
     return replace(manifest, domains=names, domain_counts=counts, test_domains=domains[test])
 
 
@@ -327,12 +327,11 @@ def _row_form(info: SetInfo) -> str:
     return "" if info.is_images else " ".join(map(str, parts))
 
 
-def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(num_clients, *shape) int64: how many of each client's rows are in each cell; (n,) `cells` number them."""
-    size, count = math.prod(shape), len(clients)
-    owners = np.repeat(np.arange(count), [len(rows) for rows in clients])
-    counts = np.bincount(owners * size + cells[np.concatenate(clients)], minlength=count * size)
-    return counts.reshape(count, *shape).astype(np.int64)
+def _counts(division: Division, cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """(num_clients, *shape) int64: how many of each client's training rows are in each cell; (n,) `cells` number them."""
+    size, rows = math.prod(shape), division.splits == TRAIN
+    counts = np.bincount(division.owners[rows] * size + cells[rows], minlength=division.num_clients * size)
+    return counts.reshape(division.num_clients, *shape)
 
 
 def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
