@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -71,13 +71,20 @@ def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: Generato
     return counts
 
 
-def fill(left: np.ndarray, size: int, alpha: float, rng: Generator) -> np.ndarray:
-    """(classes,) int64 that sum to `size`: drawn from p ~ Dir(alpha), then the most probable classes with any left."""
-    shares = np.nan_to_num(rng.dirichlet(np.full(len(left), alpha)))
-    taken = np.minimum(rng.multinomial(size, shares), left)
-    for row in np.argsort(-shares, kind="stable"):
-        taken[row] += min(size - taken.sum(), left[row] - taken[row])
-    return taken
+def filled(left: np.ndarray, sizes: Sequence[int], alpha: float, rng: Generator) -> np.ndarray:
+    """(classes, clients) int64: clients of the given sizes draw in turn from the remaining examples.
+
+    Each draws its examples from p ~ Dir(alpha), then takes the most probable classes with any left.
+    """
+    columns = []
+    for size in sizes:
+        shares = np.nan_to_num(rng.dirichlet(np.full(len(left), alpha)))
+        taken = np.minimum(rng.multinomial(size, shares), left)
+        for row in np.argsort(-shares, kind="stable"):
+            taken[row] += min(size - taken.sum(), left[row] - taken[row])
+        columns.append(taken)
+        left = left - taken
+    return np.stack(columns, axis=1)
 
 
 def redraw(

@@ -143,7 +143,7 @@ def read_division(path: Path, *, num_examples: int, num_clients: int) -> Divisio
     where = f"partition file {path}"
     mend = "write example,client or example,client,split"
     with explained("cannot be read", where, mend, *MISREAD):
-        examples, clients, names = _columns(_READ.get(path.suffix, _table_of_csv)(path))
+        examples, clients, names = _columns(_READ.get(path.suffix, _table_of_csv)(regular_file(path)))
     _check_examples(examples, num_examples, where)
     wrong = np.flatnonzero((clients < NOBODY) | (clients >= num_clients))
     if len(wrong):
@@ -181,11 +181,7 @@ def _check_examples(examples: np.ndarray, num_examples: int, where: str) -> None
 def _table_of_csv(path: Path) -> pa.Table:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
     options = ConvertOptions(column_types=types, include_missing_columns=False)
-    return read_csv(regular_file(path), convert_options=options)
-
-
-def _table_of_parquet(path: Path) -> pa.Table:
-    return read_table(regular_file(path))
+    return read_csv(path, convert_options=options)
 
 
 def _table_of_json(path: Path) -> pa.Table:
@@ -197,7 +193,7 @@ def _table_of_json(path: Path) -> pa.Table:
 
 
 #: By the end of a file's name; any other is CSV.
-_READ = {".json": _table_of_json, ".parquet": _table_of_parquet}
+_READ = {".json": _table_of_json, ".parquet": read_table}
 
 
 def _columns(table: pa.Table) -> tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]:

@@ -28,7 +28,7 @@ from raysim.base.errors import DataError
 from raysim.base.own import place_of
 from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Raw
-from raysim.data.dirichlet import Draw, cut, cut_capped, fill, multinomial, redraw, whole
+from raysim.data.dirichlet import Draw, cut, cut_capped, filled, multinomial, redraw, whole
 from raysim.data.rows import cut_at
 
 #: One sorted array of positions per client.
@@ -69,7 +69,7 @@ def dirichlet_balanced(labels: np.ndarray, num_clients: int, *, rng: Generator, 
     """
     sizes = np.diff(len(labels) * np.arange(num_clients + 1) // num_clients)
     left = np.unique(labels, return_counts=True)[1]
-    return _deal(labels, _filled(left, sizes.tolist(), alpha, rng), rng)
+    return _deal(labels, filled(left, sizes.tolist(), alpha, rng), rng)
 
 
 def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_client: int) -> Parts:
@@ -179,7 +179,7 @@ def nine_plus_one(
         possible = f"set partition.samples_per_client to {most} or a smaller multiple of {len(classes)}"
         raise DataError(what, where, possible if most else "lower partition.num_clients")
     even = size // len(classes)
-    skewed = _filled(left - even, [size] * (num_clients - 1), alpha, rng)
+    skewed = filled(left - even, [size] * (num_clients - 1), alpha, rng)
     return _deal(labels, np.insert(skewed, 1, even, axis=1), rng)
 
 
@@ -267,15 +267,6 @@ def _deal_evenly(column: np.ndarray, has: np.ndarray, rng: Generator) -> Parts:
     totals = np.unique(column, return_counts=True)[1]
     least, more = np.divmod(totals, has.sum(axis=1))
     return _deal(column, has * (least[:, None] + (has.cumsum(axis=1) <= more[:, None])), rng)
-
-
-def _filled(left: np.ndarray, sizes: Sequence[int], alpha: float, rng: Generator) -> np.ndarray:
-    """Return (classes, clients) counts: clients of the given sizes draw in turn from the remaining examples."""
-    columns = []
-    for size in sizes:
-        columns.append(fill(left, size, alpha, rng))
-        left = left - columns[-1]
-    return np.stack(columns, axis=1)
 
 
 def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: Generator) -> Parts:
