@@ -55,7 +55,7 @@ FEW = 20
 MOST_WORDS = 1000
 
 
-def stacked(frames: Mapping[Path, DataFrame], splits: Sequence[int]) -> DataFrame:
+def one_table(frames: Mapping[Path, DataFrame], splits: Sequence[int]) -> DataFrame:
     """Tables as one, with an index (file, official split, row in the file).
 
     Args:
@@ -90,7 +90,7 @@ def read_table_files(request: Request) -> Contents:
         raise DataError("a table needs a target", str(request.root), "give --target COLUMN, or --target A,B,C")
     files = _files(request.root)
     splits = split_codes([path.stem for path in files]).tolist() if len(files) > 1 else [NO_SPLIT]
-    table = stacked(_frames(files), splits)
+    table = one_table(_frames(files), splits)
     return replace(table_contents(table, _column_names(request.options.target, table), request.options), files=files)
 
 
@@ -105,7 +105,7 @@ def frame_contents(frame: DataFrame, targets: Sequence[str], options: ReaderOpti
     """A pandas DataFrame as contents; its index is not read. Raises DataError: as `table_contents`."""
     where = Path("the frame")
     checked = _checked(frame.reset_index(drop=True), where).convert_dtypes()
-    return table_contents(stacked({where: checked}, [NO_SPLIT]), targets, options)
+    return table_contents(one_table({where: checked}, [NO_SPLIT]), targets, options)
 
 
 def _files(root: Path) -> list[Path]:

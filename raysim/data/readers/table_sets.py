@@ -8,7 +8,7 @@ from pathlib import Path
 from raysim.base.reading import regular_file
 from raysim.data.reader_api import Contents, Request, need
 from raysim.data.readers.reader_options import ReaderOptions
-from raysim.data.readers.table_files import NO_SPLIT, csv_frame, stacked, table_contents
+from raysim.data.readers.table_files import NO_SPLIT, csv_frame, one_table, table_contents
 from raysim.data.rows import damaged
 
 _ADULT = """
@@ -36,7 +36,7 @@ def read_adult(request: Request) -> Contents:
             frame = csv_frame(regular_file(path), names=_ADULT.split(), **how)
         frames[path] = frame.assign(income=frame["income"].astype(str).str.removesuffix("."))
     options = ReaderOptions(task="classes", domains="occupation")
-    return replace(table_contents(stacked(frames, [0, 2]), ["income"], options, keeps_domain=True), files=files)
+    return replace(table_contents(one_table(frames, [0, 2]), ["income"], options, keeps_domain=True), files=files)
 
 
 def read_wine_quality(request: Request) -> Contents:
@@ -50,7 +50,7 @@ def read_wine_quality(request: Request) -> Contents:
             frame = csv_frame(path, names=columns, skiprows=int(has_header), index_col=False)
         frames[path] = frame.assign(colour=colour)
     options = ReaderOptions(task="regression", domains="colour")
-    return replace(table_contents(stacked(frames, [NO_SPLIT, NO_SPLIT]), ["quality"], options), files=files)
+    return replace(table_contents(one_table(frames, [NO_SPLIT, NO_SPLIT]), ["quality"], options), files=files)
 
 
 def _first(request: Request, *names: str) -> Path:
