@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
+from pathlib import Path
 from types import CellType
 
 
@@ -19,6 +20,14 @@ def source_digest(function: object) -> str:
     whole = hashlib.sha256()
     _add_to(whole, function, frozenset())
     return whole.hexdigest()[:8]
+
+
+def file_digest_of(function: Callable[..., object]) -> str:
+    """Digest of the file that defines a function, helpers included; of the source alone if no file holds it."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(inspect.unwrap(function))).read_bytes()).hexdigest()
+    except (OSError, TypeError):  # written in a notebook
+        return source_digest(function)
 
 
 def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:

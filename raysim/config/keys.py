@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, GetPydanticSchema, PlainSerializer
+from pydantic_core import PydanticUndefined
 
 from raysim.base.counting import Counts
 from raysim.base.settings import Settings, Spec
@@ -13,22 +14,15 @@ from raysim.config.faults import Checked
 
 def key(default: object, meaning: str, *, counts: Counts | None = None, **bounds: Any) -> Any:
     """Declare a key of a group: default, meaning, condition under which it applies, and pydantic's bounds."""
-    return _counting(Field(default, description=_described(meaning, counts), **bounds), counts)
+    applies = "" if counts is None else f"; applies with {counts.condition}"
+    field: Any = Field(default, description=f"{meaning}{applies}", **bounds)
+    field.metadata += [] if counts is None else [counts]
+    return field
 
 
 def group(kind: type[Any], meaning: str, *, counts: Counts | None = None) -> Any:
     """Declare a group of keys, with defaults if not given."""
-    return _counting(Field(default_factory=kind, description=_described(meaning, counts)), counts)
-
-
-def _described(meaning: str, counts: Counts | None) -> str:
-    return meaning if counts is None else f"{meaning}; applies with {counts.condition}"
-
-
-def _counting(field: Any, counts: Counts | None) -> Any:
-    if counts is not None:
-        field.metadata.append(counts)
-    return field
+    return key(PydanticUndefined, meaning, counts=counts, default_factory=kind)
 
 
 def written_as(form: Any) -> GetPydanticSchema:

@@ -48,9 +48,9 @@ def path_to_write(path: Path | str) -> Path:
     Raises:
       DataError: there is no such user, or no system takes the path.
     """
-    text = str(path)
-    if "\0" in text or max(map(len, os.fsencode(text.replace("\0", "")).split(b"/"))) > LONGEST_NAME:
-        raise DataError("a path with NUL or with a name too long", repr(text[:60]), "give another path")
+    if "\0" in str(path) or max(map(len, os.fsencode(path).split(b"/"))) > LONGEST_NAME:
+        what = f"a path with NUL, or with a name of more than {LONGEST_NAME} bytes,"
+        raise DataError(what, repr(str(path)[:60]), "give another path")
     return home_folder() / _of_a_user(path, "a path")
 
 
@@ -75,20 +75,15 @@ def located(config: Config) -> Config:
 
     A prepared set that was uploaded with a job lies in the job's working directory; all else lies below the home folder.
     """
-    root = located_root(config.data.root, config.data.name)
     storage = config.storage if is_uri(config.storage) else str(home_folder() / Path(config.storage).expanduser())
-    places = {"root": root}
-    if config.data.files is not None:
-        places["files"] = str(Path(config.data.files).expanduser().absolute())
-    whole = {"storage": storage, "data": config.data.model_copy(update=places)}
-    if config.partition.file is not None:
-        here = Path(config.partition.file).expanduser().absolute()
-        file = str(here if here.is_file() else home_folder() / Path(config.partition.file).expanduser())
-        whole["partition"] = config.partition.model_copy(update={"file": file})
-    if config.time is not None and config.time.traces is not None:
-        traces = str(Path(config.time.traces).expanduser().absolute())
-        whole["time"] = config.time.model_copy(update={"traces": traces})
-    return config.model_copy(update=whole)
+    root = located_root(config.data.root, config.data.name)
+    config = config.model_copy(update={"storage": storage, "data": config.data.model_copy(update={"root": root})})
+    for name, key in (("data", "files"), ("partition", "file"), ("time", "traces")):
+        group = getattr(config, name)
+        if path := getattr(group, key, None):
+            found = str(located_path(Path(path).expanduser()).absolute())
+            config = config.model_copy(update={name: group.model_copy(update={key: found})})
+    return config
 
 
 def data_cache(config: Config) -> Path:

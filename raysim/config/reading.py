@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from raysim.base.errors import ConfigError, Fault, SettingIgnored
+from raysim.base.errors import ConfigError, DataError, Fault, SettingIgnored
 from raysim.base.settings import Settings, assign
-from raysim.base.texts import LONGEST_NAME, name_fault
+from raysim.base.texts import name_fault
 from raysim.base.uri import is_uri, masked, uri_fault
 from raysim.config.counting import idle_faults, left_idle, remove, sets
 from raysim.config.faults import validated
+from raysim.config.places import path_to_write
 from raysim.config.schema import Config, ReportGroup
 from raysim.config.schema_data import FORMS, ValidationSetGroup
 from raysim.config.shipped import config_file, hint, recipes
@@ -43,7 +44,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     except ValueError as error:
         is_missing = "No such file" in str(error)
         beside = (file.name for file in path.parent.glob("*.y*ml"))
-        mend = f". {hint(path.name, [*recipes(), *beside])}" if is_missing else ""
+        mend = f". {hint(path.name if path.suffix else str(path), [*recipes(), *beside])}" if is_missing else ""
         raise ConfigError([Fault("file", f"{error}{mend}")], source) from error
     if raw is None:
         text = "is empty; write at least one setting of the run, for example `rounds: 10`"
@@ -114,11 +115,9 @@ def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where:
     """
     for key, value in values.items():
         try:
-            if not isinstance(key, str):
-                raise KeyError("must be text; write keys such as local.lr")
             assign(raw, key, value)
         except KeyError as error:
-            raise ConfigError([Fault(str(key), f"{error.args[0]} in {source}")], where) from error
+            raise ConfigError([Fault(key, f"{error.args[0]} in {source}")], where) from error
 
 
 def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]:
@@ -230,7 +229,7 @@ def _unusable_paths(config: Config) -> Iterator[Fault]:
             yield Fault(key, f"{text}, got {name!r}")
     paths = [("storage", config.storage), ("partition.file", config.partition.file), ("data.root", data.root)]
     paths += [("data.files", data.files), ("model.pretrained", config.model.pretrained)]
-    yield from (Fault(key, text) for key, path in names + paths if path and (text := _path_fault(key, path)))
+    yield from (Fault(key, text) for key, path in paths if path and (text := _path_fault(key, path)))
 
 
 def _path_fault(key: str, path: str) -> str:
@@ -238,12 +237,10 @@ def _path_fault(key: str, path: str) -> str:
         fault = f"must be a file or folder here, got {masked(path)}; copy it"
         return uri_fault(path) if key in ("storage", "data.root") else fault
     try:
-        Path(path).expanduser()
-    except RuntimeError:
-        return f"names the home of an unknown user, in {path!r}; write the whole path"
-    longest = max(path.split("/"), key=len)
-    is_long = len(longest.encode()) > LONGEST_NAME
-    return f"has a part of {len(longest)} letters ({longest[:20]}...); use {LONGEST_NAME} at most" if is_long else ""
+        path_to_write(path)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def parse_report(raw: object, source: str) -> ReportGroup:
@@ -252,11 +249,7 @@ def parse_report(raw: object, source: str) -> ReportGroup:
     Raises:
       ConfigError: all its faults.
     """
-    group, faults = validated(ReportGroup, {} if raw is None else raw, "report")
-    faults += idle_faults(Config(report=group)) if group is not None else []
-    if group is None or faults:
-        raise ConfigError(faults, source)
-    return group
+    return sound_config({"report": {} if raw is None else raw}, source).report
 
 
 def as_file(config: Config) -> Settings:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-from raysim.base.errors import ConfigError, Fault
+from raysim.base.errors import ConfigError, Fault, did_you_mean
 from raysim.config.places import shipped_folder
 
 #: Kind -> folder, and which of its files. A name is the path below the folder, without the pattern's ending.
@@ -79,8 +78,4 @@ def recipes() -> dict[str, Path]:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Return a sentence with the known full names nearest to a name."""
-    short = {full.partition(":")[2] or full: full for full in known}
-    near = difflib.get_close_matches(name, [*short.values(), *short], n=3, cutoff=0.6)
-    near = list(dict.fromkeys(short.get(each, each) for each in near))
-    guess = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"{guess}`raysim recipes` lists the files of raysim"
+    return f"{did_you_mean(name, known, most=3)}`raysim recipes` lists the files of raysim"

@@ -37,9 +37,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raysim.base.errors import ConfigError, Fault, refuse
-from raysim.base.settings import Raw, Settings, assign
+from raysim.base.settings import Raw, Settings
 from raysim.config.counting import left_idle, remove, sets, value_at
 from raysim.config.method_lists import methods_text
+from raysim.config.reading import lay_over
 from raysim.config.schema import Config
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
@@ -91,7 +92,7 @@ def trial(raw: Raw, values: Raw, source: str) -> Trial:
     for axis, value in values.items():
         settings = _settings_of(raw, axis, value, space)
         set_all(result, settings, key_of(axis), source)
-        layers[:0] = [(f"{axis}={value}", layer) for layer in _layers(settings)]
+        layers.insert(0, (f"{axis}={value}", settings))
         if not any(head(key) == "labels" for key in settings):
             name, label = _as_label(axis, value, space)
             labels[name] = label
@@ -288,13 +289,6 @@ def _as_label(axis: str, value: object, space: Iterable[str]) -> tuple[str, str 
     return _short(axis, space), str(value)
 
 
-def _layers(settings: Raw) -> list[Raw]:
-    """Return the settings of a label in layers. Dotted keys inside a group of the same label are applied last."""
-    inside = [key for key in settings if any(str(key).startswith(f"{group}.") for group in settings)]
-    again = {key: settings[key] for key in inside}
-    return [again, settings] if again else [settings]
-
-
 def _short(axis: str, names: Iterable[str]) -> str:
     """Return the last part of a dotted key, if unique among the axes."""
     last = axis.rpartition(".")[2]
@@ -309,8 +303,4 @@ def set_all(raw: Settings, settings: object, where: str, source: str) -> None:
     """Lay settings over a configuration, in place."""
     if not isinstance(settings, Mapping):
         raise ConfigError([Fault(where, f"must hold settings such as `local.lr: 0.1`, got {settings!r}")], source)
-    for key, value in settings.items():
-        try:
-            assign(raw, str(key), value)
-        except KeyError as error:
-            raise ConfigError([Fault(f"{where}.{key}", f"cannot be set: {error.args[0]}")], source) from error
+    lay_over(raw, {str(key): value for key, value in settings.items()}, source, where=f"{where} of {source}")

@@ -95,9 +95,7 @@ class SetInfo:
             raise ValueError(f"no keys and values but {type(fields).__name__}")
         if fields.pop(SEAL, None) != _digest(fields):
             raise ValueError(f"a field was changed by hand: {SEAL} is the checksum of different values")
-        names = {"classes", "domains", "columns"} & fields.keys()
-        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        lists |= {name: tuple(all_visible(fields[name])) for name in names}
+        lists = {name: tuple(value) for name, value in all_visible(fields).items() if isinstance(value, list)}
         return SetInfo(**(fields | lists))
 
     def to_json(self) -> str:
@@ -160,7 +158,8 @@ def write_set(
         for rows in batches:
             batch = typed(SetRows(*rows), f"{name}, row {count}")
             if writer is None:
-                info = _of_kind(info, batch)
+                info = replace(info, shape=batch.inputs.shape[1:], target_shape=batch.targets.shape[1:])
+                info = replace(info, input_type=str(batch.inputs.dtype), target_type=str(batch.targets.dtype))
             _check_shapes(batch, info, count)
             _check_values(batch, info, f"{name}, row", count)
             record = record_of(batch.columns)
@@ -181,12 +180,6 @@ def write_set(
         # The data make the set complete: the old ones go before the description changes, the new ones come after.
         path.unlink(missing_ok=True)
     return info
-
-
-def _of_kind(info: SetInfo, batch: SetRows) -> SetInfo:
-    """The description with the types and shapes of a first batch."""
-    info = replace(info, shape=batch.inputs.shape[1:], target_shape=batch.targets.shape[1:])
-    return replace(info, input_type=str(batch.inputs.dtype), target_type=str(batch.targets.dtype))
 
 
 class Moments:

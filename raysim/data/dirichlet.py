@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -71,13 +71,20 @@ def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: Generato
     return counts
 
 
-def fill(left: np.ndarray, size: int, alpha: float, rng: Generator) -> np.ndarray:
-    """(classes,) int64 that sum to `size`: drawn from p ~ Dir(alpha), then the most probable classes with any left."""
-    shares = np.nan_to_num(rng.dirichlet(np.full(len(left), alpha)))
-    taken = np.minimum(rng.multinomial(size, shares), left)
-    for row in np.argsort(-shares, kind="stable"):
-        taken[row] += min(size - taken.sum(), left[row] - taken[row])
-    return taken
+def filled(left: np.ndarray, sizes: Sequence[int], alpha: float, rng: Generator) -> np.ndarray:
+    """(classes, clients) int64: clients of the given sizes draw in turn from the remaining examples.
+
+    Each draws its examples from p ~ Dir(alpha), then takes the most probable classes with any left.
+    """
+    columns = []
+    for size in sizes:
+        shares = np.nan_to_num(rng.dirichlet(np.full(len(left), alpha)))
+        taken = np.minimum(rng.multinomial(size, shares), left)
+        for row in np.argsort(-shares, kind="stable"):
+            taken[row] += min(size - taken.sum(), left[row] - taken[row])
+        columns.append(taken)
+        left = left - taken
+    return np.stack(columns, axis=1)
 
 
 def redraw(
@@ -97,7 +104,6 @@ def redraw(
     Raises:
       DataError: there is none; names an alpha and a number of clients that a few quick draws show to work.
     """
-    check_enough(len(labels), num_clients, min_samples, f"dirichlet(alpha={alpha})")
     totals = np.unique(labels, return_counts=True)[1]
     before = pickle.dumps(rng.bit_generator.state)
     limit = _most_draws(draw, num_clients * len(totals))
@@ -189,12 +195,3 @@ def _remedy(draw: Draw, totals: np.ndarray, num_clients: int, alpha: float, min_
         low, high = (middle, high) if works(middle, alpha) else (low, middle)
     raised = f"raise partition.alpha to {enough:g}, " if enough is not None else ""
     return f"{raised}lower partition.num_clients to {low}, or lower partition.min_samples"
-
-
-def check_enough(num_examples: int, num_clients: int, min_samples: int, where: str) -> None:
-    """Raise DataError unless there are `min_samples` examples for every client."""
-    if num_examples < num_clients * min_samples:
-        what = f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each"
-        clients, samples = max(1, num_examples // min_samples), max(1, num_examples // num_clients)
-        lower = f", or partition.min_samples to {samples}" if samples < min_samples else ""
-        raise DataError(what, f"partition {where}", f"lower partition.num_clients to {clients}{lower}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,64 +43,52 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Division:
-    """Rows of a set, disjoint: rising for each client; held out for validation and for the test.
+    """Client and split of every example of a set.
 
     Attributes:
-      validation, test: rising; client after client, rising for each, where they are the clients' own.
-      validation_sizes, test_sizes: (num_clients,) int64, how many are each client's own; None where they are nobody's.
+      owners: (n,) int64, NOBODY for examples without a client.
+      splits: (n,) int64 values of SPLITS.
     """
 
-    clients: Sequence[np.ndarray]
-    validation: np.ndarray
-    test: np.ndarray
-    validation_sizes: np.ndarray | None = None
-    test_sizes: np.ndarray | None = None
+    owners: np.ndarray
+    splits: np.ndarray
+    num_clients: int
 
-    @property
-    def client_sizes(self) -> np.ndarray:
-        """(num_clients,) int64: examples of each client, held-out examples included."""
-        training = np.array([len(rows) for rows in self.clients])
-        return training + sum(sizes for sizes in (self.validation_sizes, self.test_sizes) if sizes is not None)
+    @staticmethod
+    def of(parts: Sequence[np.ndarray], validation: np.ndarray, test: np.ndarray, num_examples: int) -> Division:
+        """Return the division in which clients train on their parts, held-out rows excepted."""
+        owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)
+        rows = np.concatenate(parts)
+        owners[rows], splits[rows] = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), TRAIN
+        splits[validation], splits[test] = VALIDATION, TEST
+        return Division(owners, splits, len(parts))
+
+    def rows(self, split: int) -> np.ndarray:
+        """Rows of a split: client after client, rising for each."""
+        rows = np.flatnonzero(self.splits == split)
+        return rows[np.argsort(self.owners[rows], kind="stable")]
+
+    def sizes(self, *splits: int) -> np.ndarray:
+        """(num_clients,) int64: examples of each client in these splits."""
+        is_counted = (self.owners != NOBODY) & np.isin(self.splits, splits)
+        return np.bincount(self.owners[is_counted], minlength=self.num_clients)
 
     def reordered(self, order: np.ndarray) -> Division:
         """The same with its clients in another order. order: (num_clients,) int64, their present numbers."""
-        validation, test = (
-            rows if sizes is None else np.concatenate([_own(rows, sizes, client) for client in order])
-            for rows, sizes in ((self.validation, self.validation_sizes), (self.test, self.test_sizes))
-        )
-        sizes = (None if sizes is None else sizes[order] for sizes in (self.validation_sizes, self.test_sizes))
-        return Division([self.clients[client] for client in order], validation, test, *sizes)
+        return replace(self, owners=np.where(self.owners == NOBODY, NOBODY, np.argsort(order)[self.owners]))
 
-    def without_last(self, count: int) -> tuple[Division, list[np.ndarray]]:
-        """Return (the division without its last clients, all rows of each removed client, held-out rows included)."""
-        first = len(self.clients) - count
-        held_out = [(self.validation, self.validation_sizes), (self.test, self.test_sizes)]
-        theirs = [
-            np.concatenate([rows, *(_own(held, sizes, client) for held, sizes in held_out if sizes is not None)])
-            for client, rows in enumerate(self.clients[first:], first)
-        ]
-        validation, test = (rows if sizes is None else rows[: sizes[:first].sum()] for rows, sizes in held_out)
-        sizes = (None if sizes is None else sizes[:first] for _, sizes in held_out)
-        return Division(self.clients[:first], validation, test, *sizes), theirs
+    def without_last(self, count: int) -> tuple[Division, np.ndarray]:
+        """Return (the division without its last clients, (k,) rows of the removed clients, client after client)."""
+        left = self.num_clients - count
+        rows = np.flatnonzero(self.owners >= left)
+        rows = rows[np.lexsort((self.splits[rows], self.owners[rows]))]
+        return Division(self.owners, np.where(self.owners >= left, UNUSED, self.splits), left), rows
 
-    def table(self, num_examples: int) -> Table:
+    @property
+    def table(self) -> Table:
         """The division as the file above, with all columns and a row for each example of the set."""
-        owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)
-        sizes = [len(rows) for rows in self.clients]
-        training = np.concatenate([np.zeros(0, np.int64), *self.clients])
-        owners[training], splits[training] = np.repeat(np.arange(len(sizes)), sizes), TRAIN
-        held_out = ((VALIDATION, self.validation, self.validation_sizes), (TEST, self.test, self.test_sizes))
-        for split, rows, own_sizes in held_out:
-            splits[rows] = split
-            owners[rows] = NOBODY if own_sizes is None else np.repeat(np.arange(len(own_sizes)), own_sizes)
-        names = np.array(list(SPLITS), object)[splits]
-        return {"example": np.arange(num_examples), "client": np.ma.masked_equal(owners, NOBODY), "split": names}
-
-
-def _own(rows: np.ndarray, sizes: np.ndarray, client: int) -> np.ndarray:
-    """A client's part of rows that lie client after client."""
-    start = int(sizes[:client].sum())
-    return rows[start : start + int(sizes[client])]
+        names = np.array(list(SPLITS), object)[self.splits]
+        return {"example": np.arange(len(names)), "client": np.ma.masked_equal(self.owners, NOBODY), "split": names}
 
 
 @dataclass(frozen=True)
@@ -123,12 +111,14 @@ class DivisionFile:
           DataError: an example to train on without a client; some held-out examples with one and others without.
         """
         assert self.splits is not None
-        training = np.flatnonzero(self.splits == TRAIN)
-        owners = self.of(training)
-        validation, validation_sizes = self._held_out("validation", num_clients)
-        test, test_sizes = self._held_out("test", num_clients)
-        clients = [training[owners == client] for client in range(num_clients)]
-        return Division(clients, validation, test, validation_sizes, test_sizes)
+        self.of(np.flatnonzero(self.splits == TRAIN))
+        for name in ("validation", "test"):
+            rows = np.flatnonzero(self.splits == SPLITS[name])
+            has_owner = self.owners[rows] != NOBODY
+            if has_owner.any() and not has_owner.all():
+                what = f"{name} example {rows[~has_owner][0]} has no client, and example {rows[has_owner][0]} has one"
+                raise DataError(what, self.where, f"give all {name} examples a client, or none")
+        return Division(np.where(self.splits == UNUSED, NOBODY, self.owners), self.splits, num_clients)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """(n,) clients of these rows, which are to be trained on.
@@ -142,17 +132,6 @@ class DivisionFile:
             raise DataError(what, self.where, "give the example a client, or split unused")
         return owners
 
-    def _held_out(self, name: str, num_clients: int) -> tuple[np.ndarray, np.ndarray | None]:
-        rows = np.flatnonzero(self.splits == SPLITS[name])
-        has_owner = self.owners[rows] != NOBODY
-        if not has_owner.any():
-            return rows, None
-        if not has_owner.all():
-            what = f"{name} example {rows[~has_owner][0]} has no client, and example {rows[has_owner][0]} has one"
-            raise DataError(what, self.where, f"give all {name} examples a client, or none")
-        owners = self.owners[rows]
-        return rows[np.argsort(owners, kind="stable")], np.bincount(owners, minlength=num_clients)
-
 
 def read_division(path: Path, *, num_examples: int, num_clients: int) -> DivisionFile:
     """Read such a file for a set of so many examples.
@@ -164,7 +143,7 @@ def read_division(path: Path, *, num_examples: int, num_clients: int) -> Divisio
     where = f"partition file {path}"
     mend = "write example,client or example,client,split"
     with explained("cannot be read", where, mend, *MISREAD):
-        examples, clients, names = _columns(_READ.get(path.suffix, _table_of_csv)(path))
+        examples, clients, names = _columns(_READ.get(path.suffix, _table_of_csv)(regular_file(path)))
     _check_examples(examples, num_examples, where)
     wrong = np.flatnonzero((clients < NOBODY) | (clients >= num_clients))
     if len(wrong):
@@ -202,11 +181,7 @@ def _check_examples(examples: np.ndarray, num_examples: int, where: str) -> None
 def _table_of_csv(path: Path) -> pa.Table:
     types = {"example": pa.int64(), "client": pa.int64(), "split": pa.string()}
     options = ConvertOptions(column_types=types, include_missing_columns=False)
-    return read_csv(regular_file(path), convert_options=options)
-
-
-def _table_of_parquet(path: Path) -> pa.Table:
-    return read_table(regular_file(path))
+    return read_csv(path, convert_options=options)
 
 
 def _table_of_json(path: Path) -> pa.Table:
@@ -218,7 +193,7 @@ def _table_of_json(path: Path) -> pa.Table:
 
 
 #: By the end of a file's name; any other is CSV.
-_READ = {".json": _table_of_json, ".parquet": _table_of_parquet}
+_READ = {".json": _table_of_json, ".parquet": read_table}
 
 
 def _columns(table: pa.Table) -> tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,14 @@ import numpy as np
 from raysim.base.errors import DataError
 from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import PreparedSet, SetInfo
-from raysim.data.division import Division, DivisionFile, read_division
-from raysim.data.partition import BY_CLASS, SCHEMES, OnDrawn, Parts, check_sizes, own_parts
+from raysim.data.division import NOBODY, Division, DivisionFile, read_division
+from raysim.data.partition import BY_CLASS, OnDrawn, Parts, check_sizes, divide
 from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.rows import cut_at
 from raysim.data.splits import (
     TEST,
+    TRAIN,
+    VALIDATION,
     Mix,
     ValidationSpec,
     arrange,
@@ -117,7 +118,6 @@ class Manifest:
     test: np.ndarray
     class_counts: np.ndarray
     division: Division
-    num_examples: int
     preprocess: Preprocess
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
@@ -196,7 +196,8 @@ def make_manifest(
     _check_validation(spec.validation_set, images.info, external)
     division = _unseen_last(_divide(images, spec, draws.append), spec)
     seen, unseen = division.without_last(spec.num_unseen)
-    clients, validation, test = seen.clients, seen.validation, seen.test
+    clients = cut_at(seen.rows(TRAIN), seen.sizes(TRAIN))
+    validation, test = seen.rows(VALIDATION), seen.rows(TEST)
     if not any(map(len, clients)):
         mend = "leave some examples to train on: split train in a partition file, smaller data.test and data.validation"
         raise DataError("no client has an example to train on", f"partition {spec.file or spec.scheme}", mend)
@@ -205,7 +206,9 @@ def make_manifest(
     if external is not None:
         validation, targets = external_rows(external, images.info.classes, spec.validation_set, rng)
         origin = (str(external.path), external.info.checksum)
-    mix = _mix_of(images, seen, validation, spec.validation_set.clients) if spec.validation_set.client_share else None
+    mix = (
+        _mix_of(images, clients, validation, spec.validation_set.clients) if spec.validation_set.client_share else None
+    )
     validation, targets = arrange(validation, targets, num_classes, spec.validation_set, rng, mix)
     is_own = external is None and (labels[validation] == targets).all()
     manifest = Manifest(
@@ -215,9 +218,8 @@ def make_manifest(
         clients=tuple(clients),
         validation=validation,
         test=test,
-        class_counts=_counts(clients, labels, (num_classes,)),
+        class_counts=_counts(seen, labels, (num_classes,)),
         division=division,
-        num_examples=len(images),
         preprocess=make_preprocess(images),
         row_form=_row_form(images.info),
         target_scale=_target_scale(images, clients),
@@ -225,15 +227,15 @@ def make_manifest(
         external=origin,
         validation_counts=np.bincount(targets, minlength=num_classes),
         num_draws=draws[-1],
-        test_sizes=seen.test_sizes,
+        test_sizes=seen.sizes(TEST) if spec.within_clients or (seen.owners[test] != NOBODY).any() else None,
         test_sets=tuple(other_test(name, other, images) for name, other in tests.items()),
-        unseen=np.concatenate([np.zeros(0, np.int64), *unseen]),
-        unseen_sizes=np.array([len(rows) for rows in unseen]) if unseen else None,
+        unseen=unseen,
+        unseen_sizes=division.sizes(TRAIN, VALIDATION, TEST)[seen.num_clients :] if spec.num_unseen else None,
     )
     if domains is None:
         return manifest
     names = images.info.domains
-    counts = _counts(clients, domains * num_classes + labels, (len(names), num_classes))
+    counts = _counts(seen, domains * num_classes + labels, (len(names), num_classes))
     return replace(manifest, domains=names, domain_counts=counts, test_domains=domains[test])
 
 
@@ -268,7 +270,7 @@ def _unseen_last(division: Division, spec: PartitionSpec) -> Division:
     choice = spec.unseen_choice or ("last" if spec.scheme == "file" else "drawn")
     if not spec.num_unseen or choice == "last":
         return division
-    clients, chosen = np.arange(len(division.clients)), np.arange(spec.num_unseen)
+    clients, chosen = np.arange(division.num_clients), np.arange(spec.num_unseen)
     if choice == "drawn":
         rng = numpy_generator(derive_seed(spec.seed, "unseen"))
         chosen = np.sort(rng.choice(clients, spec.num_unseen, replace=False))
@@ -282,15 +284,14 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
         file = read_division(Path(spec.file), num_examples=len(images), num_clients=spec.num_clients)
         if file.splits is not None:
             division = file.division(spec.num_clients)
-            check_sizes(division.client_sizes, spec.min_samples, "file")
+            check_sizes(division.sizes(TRAIN, VALIDATION, TEST), spec.min_samples, "file")
             if spec.fraction != 1.0:
                 raise DataError("the partition file says which rows train", "data.fraction", "drop data.fraction")
             return division
     if spec.within_clients:
         parts = _partition(images, np.arange(len(images)), spec, on_drawn, file)
-        clients, validation, test = split_within(parts, **fractions, rng=rng)
-        sizes = (np.array([int(len(part) * share) for part in parts]) for share in (spec.validation, spec.test))
-        return Division(clients, validation, test, *sizes)
+        _, validation, test = split_within(parts, **fractions, rng=rng)
+        return Division.of(parts, validation, test, len(images))
     if spec.split == "official":
         training, validation, test = split_officially(images.splits, validation=spec.validation, rng=rng)
     else:
@@ -300,14 +301,14 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
         raise DataError(what, "data.fraction", "lower the number, or remove the key")
     fraction_rng = numpy_generator(derive_seed(spec.seed, "fraction"))
     training = training[subset(images.labels[training], spec.fraction, fraction_rng)]
-    return Division(_partition(images, training, spec, on_drawn, file), validation, test)
+    return Division.of(_partition(images, training, spec, on_drawn, file), validation, test, len(images))
 
 
-def _mix_of(images: PreparedSet, division: Division, validation: np.ndarray, chosen: Sequence[int]) -> Mix:
+def _mix_of(images: PreparedSet, clients: Sequence[np.ndarray], validation: np.ndarray, chosen: Sequence[int]) -> Mix:
     """What the chosen clients' training rows are, by class, and by domain where the set has domains."""
     num_classes, domains = len(images.info.groups), images.domains
     cells = images.labels if domains is None else domains * num_classes + images.labels
-    rows = np.concatenate([division.clients[client] for client in chosen])
+    rows = np.concatenate([clients[client] for client in chosen])
     return Mix(cells[validation], np.bincount(cells[rows], minlength=num_classes * max(1, len(images.info.domains))))
 
 
@@ -326,12 +327,11 @@ def _row_form(info: SetInfo) -> str:
     return "" if info.is_images else " ".join(map(str, parts))
 
 
-def _counts(clients: Sequence[np.ndarray], cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(num_clients, *shape) int64: how many of each client's rows are in each cell; (n,) `cells` number them."""
-    size, count = math.prod(shape), len(clients)
-    owners = np.repeat(np.arange(count), [len(rows) for rows in clients])
-    counts = np.bincount(owners * size + cells[np.concatenate(clients)], minlength=count * size)
-    return counts.reshape(count, *shape).astype(np.int64)
+def _counts(division: Division, cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """(num_clients, *shape) int64: how many of each client's training rows are in each cell; (n,) `cells` number them."""
+    size, rows = math.prod(shape), division.splits == TRAIN
+    counts = np.bincount(division.owners[rows] * size + cells[rows], minlength=division.num_clients * size)
+    return counts.reshape(division.num_clients, *shape)
 
 
 def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
@@ -374,9 +374,7 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
 def _partition(
     images: PreparedSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
 ) -> Parts:
-    """Return the given rows by client, from the scheme's function and the fields of the spec that the function
-    takes.
-    """
+    """Return the given rows by client."""
     # Targets only where the scheme may ask for them: they may be long sequences.
     targets = images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
     known = {
@@ -387,11 +385,5 @@ def _partition(
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),
     }
-    if ":" in spec.scheme:
-        parts = own_parts(spec.scheme, images.labels[rows], known, json.loads(spec.options or "{}"))
-    else:
-        forms = SCHEMES[spec.scheme]
-        scheme = forms[spec.form or next(iter(forms))]
-        taken = inspect.signature(scheme).parameters
-        parts = scheme(images.labels[rows], **{name: value for name, value in known.items() if name in taken})
+    parts = divide(images.labels[rows], spec.scheme, spec.form, known)
     return cut_at(rows[np.concatenate(parts)], [len(part) for part in parts])

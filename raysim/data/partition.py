@@ -15,6 +15,8 @@ partition group. Where a set has no classes, all labels are 0. Positions that no
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +28,7 @@ from raysim.base.errors import DataError
 from raysim.base.own import place_of
 from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Raw
-from raysim.data.dirichlet import Draw, check_enough, cut, cut_capped, fill, multinomial, redraw, whole
+from raysim.data.dirichlet import Draw, cut, cut_capped, filled, multinomial, redraw, whole
 from raysim.data.rows import cut_at
 
 #: One sorted array of positions per client.
@@ -36,9 +38,8 @@ Parts = list[np.ndarray]
 OnDrawn = Callable[[int], None]
 
 
-def iid(labels: np.ndarray, num_clients: int, *, rng: Generator, min_samples: int) -> Parts:
+def iid(labels: np.ndarray, num_clients: int, *, rng: Generator) -> Parts:
     """Equal shares of a random order."""
-    check_enough(len(labels), num_clients, min_samples, "iid")
     least, more = divmod(len(labels), num_clients)
     return _sorted_parts(rng.permutation(len(labels)), np.repeat([least + 1, least], [more, num_clients - more]))
 
@@ -61,35 +62,26 @@ def dirichlet(
     return _deal(labels, counts, rng)
 
 
-def dirichlet_balanced(
-    labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int
-) -> Parts:
+def dirichlet_balanced(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float) -> Parts:
     """Return clients of equal size (up to one example), each with a class mix ~ Dir(alpha), filled in turn.
 
     A class that runs out is replaced by the client's next most probable one, so the last clients follow their mix less.
     """
-    check_enough(len(labels), num_clients, min_samples, "dirichlet, form balanced")
     sizes = np.diff(len(labels) * np.arange(num_clients + 1) // num_clients)
     left = np.unique(labels, return_counts=True)[1]
-    return _deal(labels, _filled(left, sizes.tolist(), alpha, rng), rng)
+    return _deal(labels, filled(left, sizes.tolist(), alpha, rng), rng)
 
 
-def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_client: int, min_samples: int) -> Parts:
+def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_client: int) -> Parts:
     """Examples sorted by label, cut into equal shards, `shards_per_client` random ones for each client.
 
     McMahan et al. 2017 (arXiv:1602.05629), section 3, with 2 shards a client: the "pathological" split.
     """
-    return _sorted_pieces(labels, num_clients, shards_per_client, min_samples, "shards", rng)
+    return _sorted_pieces(labels, num_clients, shards_per_client, "shards", rng)
 
 
 def quantiles(
-    labels: np.ndarray,
-    num_clients: int,
-    *,
-    rng: Generator,
-    targets: np.ndarray,
-    shards_per_client: int,
-    min_samples: int,
+    labels: np.ndarray, num_clients: int, *, rng: Generator, targets: np.ndarray, shards_per_client: int
 ) -> Parts:
     """As `shards`, by a number instead of a class: with one piece each, client by client a quantile of the target.
 
@@ -98,12 +90,10 @@ def quantiles(
     Args:
       targets: (n,) or (n, 1) numbers.
     """
-    return _sorted_pieces(targets.reshape(-1), num_clients, shards_per_client, min_samples, "quantiles", rng)
+    return _sorted_pieces(targets.reshape(-1), num_clients, shards_per_client, "quantiles", rng)
 
 
-def labels_each(
-    labels: np.ndarray, num_clients: int, *, rng: Generator, labels_per_client: int, min_samples: int
-) -> Parts:
+def labels_each(labels: np.ndarray, num_clients: int, *, rng: Generator, labels_per_client: int) -> Parts:
     """Give every client `labels_per_client` classes; each class is cut evenly among its clients.
 
     Li et al. 2022 (arXiv:2102.02079), section IV-A, "quantity-based label imbalance": client k has the class k modulo their
@@ -122,8 +112,7 @@ def labels_each(
         first = client % len(classes)
         others = rng.permutation(np.delete(np.arange(len(classes)), first))[: labels_per_client - 1]
         has[[first, *others], client] = True
-    owners = [np.flatnonzero(clients) for clients in has]
-    return _checked(_cut_evenly(labels, owners, num_clients, rng), min_samples, "labels")
+    return _deal_evenly(labels, has, rng)
 
 
 def quantity(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int) -> Parts:
@@ -139,13 +128,7 @@ def quantity_power(labels: np.ndarray, num_clients: int, *, rng: Generator, alph
 
 
 def domain(
-    labels: np.ndarray,
-    num_clients: int,
-    *,
-    rng: Generator,
-    domains: np.ndarray | None,
-    domains_per_client: int,
-    min_samples: int,
+    labels: np.ndarray, num_clients: int, *, rng: Generator, domains: np.ndarray | None, domains_per_client: int
 ) -> Parts:
     """Feature shift: client k holds `domains_per_client` domains in turn, each domain cut evenly among its clients.
 
@@ -161,29 +144,22 @@ def domain(
         what = f"{num_clients} clients with {domains_per_client} each cannot hold all {len(names)} domains"
         enough = f"partition.num_clients to {-(-len(names) // domains_per_client)} or partition.domains_per_client"
         raise DataError(what, "partition domain", f"raise {enough}")
-    owners = [np.flatnonzero(slots == index) // domains_per_client for index in range(len(names))]
-    return _checked(_cut_evenly(known, owners, num_clients, rng), min_samples, "domain")
+    has = np.zeros((len(names), num_clients), np.bool_)
+    has[slots, np.arange(len(slots)) // domains_per_client] = True
+    return _deal_evenly(known, has, rng)
 
 
-def natural(
-    labels: np.ndarray, num_clients: int, *, rng: Generator, domains: np.ndarray | None, min_samples: int
-) -> Parts:
+def natural(labels: np.ndarray, num_clients: int, *, domains: np.ndarray | None) -> Parts:
     """A column says who has what: client k holds the k-th value of the domain column (by rising value)."""
     values = np.unique(_known(domains, "natural"))
     if len(values) != num_clients:
         what = f"{num_clients} clients, but the column has {len(values)} values"
         raise DataError(what, "partition natural", f"set partition.num_clients to {len(values)}")
-    return _checked([np.flatnonzero(domains == value) for value in values], min_samples, "natural")
+    return [np.flatnonzero(domains == value) for value in values]
 
 
 def nine_plus_one(
-    labels: np.ndarray,
-    num_clients: int,
-    *,
-    rng: Generator,
-    alpha: float,
-    samples_per_client: int | None,
-    min_samples: int,
+    labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, samples_per_client: int | None
 ) -> Parts:
     """Clients of equal size M: client 1 with every class alike, the others (nine in the paper) skewed by Dir(alpha).
 
@@ -203,22 +179,22 @@ def nine_plus_one(
         possible = f"set partition.samples_per_client to {most} or a smaller multiple of {len(classes)}"
         raise DataError(what, where, possible if most else "lower partition.num_clients")
     even = size // len(classes)
-    skewed = _filled(left - even, [size] * (num_clients - 1), alpha, rng)
-    return _checked(_deal(labels, np.insert(skewed, 1, even, axis=1), rng), min_samples, "nine_plus_one")
+    skewed = filled(left - even, [size] * (num_clients - 1), alpha, rng)
+    return _deal(labels, np.insert(skewed, 1, even, axis=1), rng)
 
 
-def from_file(labels: np.ndarray, num_clients: int, *, owners: np.ndarray, min_samples: int) -> Parts:
+def from_file(labels: np.ndarray, num_clients: int, *, owners: np.ndarray) -> Parts:
     """What a file says: owners holds the client of each position, see `raysim/data/division.py`."""
-    return _checked([np.flatnonzero(owners == client) for client in range(num_clients)], min_samples, "file")
+    return [np.flatnonzero(owners == client) for client in range(num_clients)]
 
 
-def joint(labels: np.ndarray, num_clients: int, *, min_samples: int) -> Parts:
+def joint(labels: np.ndarray, num_clients: int) -> Parts:
     """Centralised training: a single client has all examples, the upper bound for federated runs.
 
     Its optimiser starts afresh in every round, as every client's does.
     """
     assert num_clients == 1
-    return _checked([np.arange(len(labels))], min_samples, "joint")
+    return [np.arange(len(labels))]
 
 
 #: scheme -> form -> function; the first form is the default.
@@ -246,16 +222,34 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
 BY_CLASS = ("dirichlet", "labels", "shards", "nine_plus_one")
 
 
-def _sorted_pieces(
-    column: np.ndarray, num_clients: int, per_client: int, min_samples: int, scheme: str, rng: Generator
-) -> Parts:
+def divide(labels: np.ndarray, scheme: str, form: str, known: Mapping[str, Any]) -> Parts:
+    """Return the positions of each client by a scheme.
+
+    Args:
+      scheme: a key of SCHEMES, or `module:function` of the user's own; form: of the scheme, empty: its first.
+      known: number of clients, generator, and arguments from which a scheme takes what it names.
+    Raises:
+      DataError: a client has fewer than `min_samples` examples, or the scheme cannot do what it is asked for.
+    """
+    check_enough(len(labels), known["num_clients"], known["min_samples"], scheme)
+    if ":" in scheme:
+        parts = own_parts(scheme, labels, known, json.loads(known["options"] or "{}"))
+    else:
+        function = SCHEMES[scheme][form or next(iter(SCHEMES[scheme]))]
+        taken = inspect.signature(function).parameters
+        parts = function(labels, **{name: value for name, value in known.items() if name in taken})
+    check_sizes(np.array([len(part) for part in parts]), known["min_samples"], scheme)
+    return parts
+
+
+def _sorted_pieces(column: np.ndarray, num_clients: int, per_client: int, scheme: str, rng: Generator) -> Parts:
     """Positions sorted by a column, ties at random, in equal pieces, `per_client` random ones for each client."""
     num_pieces = num_clients * per_client
-    check_enough(len(column), num_clients, max(min_samples, per_client), scheme)
+    check_enough(len(column), num_clients, per_client, scheme)
     mixed = rng.permutation(len(column))
     pieces = np.array_split(mixed[np.argsort(column[mixed], kind="stable")], num_pieces)
     owned = rng.permutation(num_pieces).reshape(num_clients, per_client)
-    return _checked([np.sort(np.concatenate([pieces[i] for i in row])) for row in owned], min_samples, scheme)
+    return [np.sort(np.concatenate([pieces[i] for i in row])) for row in owned]
 
 
 def _deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Parts:
@@ -268,29 +262,15 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Parts:
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def _cut_evenly(column: np.ndarray, owners: Sequence[np.ndarray], num_clients: int, rng: Generator) -> Parts:
-    """Positions of the i-th value of a column in equal pieces to the clients owners[i], who gets which at random."""
-    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for value, clients in zip(np.unique(column), owners, strict=True):
-        pieces = np.array_split(rng.permutation(np.flatnonzero(column == value)), len(clients))
-        for client, piece in zip(clients, pieces, strict=True):
-            parts[client].append(piece)
-    return [np.sort(np.concatenate(part)) for part in parts]
-
-
-def _filled(left: np.ndarray, sizes: Sequence[int], alpha: float, rng: Generator) -> np.ndarray:
-    """Return (classes, clients) counts: clients of the given sizes draw in turn from the remaining examples."""
-    columns = []
-    for size in sizes:
-        columns.append(fill(left, size, alpha, rng))
-        left = left - columns[-1]
-    return np.stack(columns, axis=1)
+def _deal_evenly(column: np.ndarray, has: np.ndarray, rng: Generator) -> Parts:
+    """`_deal` of each value of a column in equal pieces. has: (values, clients), who gets a piece."""
+    totals = np.unique(column, return_counts=True)[1]
+    least, more = np.divmod(totals, has.sum(axis=1))
+    return _deal(column, has * (least[:, None] + (has.cumsum(axis=1) <= more[:, None])), rng)
 
 
 def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: Generator) -> Parts:
-    num_clients = len(shares)
-    check_enough(num_examples, num_clients, min_samples, "quantity")
-    free = num_examples - num_clients * min_samples
+    free = num_examples - len(shares) * min_samples
     sizes = min_samples + whole(np.nan_to_num(shares)[None], np.array([free]))[0]
     return _sorted_parts(rng.permutation(num_examples), sizes)
 
@@ -302,9 +282,13 @@ def _known(domains: np.ndarray | None, scheme: str) -> np.ndarray:
     return domains
 
 
-def _checked(parts: Parts, min_samples: int, scheme: str) -> Parts:
-    check_sizes(np.array([len(part) for part in parts]), min_samples, scheme)
-    return parts
+def check_enough(num_examples: int, num_clients: int, min_samples: int, where: str) -> None:
+    """Raise DataError unless there are `min_samples` examples for every client."""
+    if num_examples < num_clients * min_samples:
+        what = f"{num_examples} training examples cannot give {num_clients} clients {min_samples} each"
+        clients, samples = max(1, num_examples // min_samples), max(1, num_examples // num_clients)
+        lower = f", or partition.min_samples to {samples}" if samples < min_samples else ""
+        raise DataError(what, f"partition {where}", f"lower partition.num_clients to {clients}{lower}")
 
 
 def check_sizes(sizes: np.ndarray, min_samples: int, scheme: str) -> None:
@@ -348,7 +332,7 @@ def own_parts(name: str, labels: np.ndarray, known: Mapping[str, Any], options: 
     positions, counts = np.unique(np.concatenate(parts), return_counts=True)
     if (counts > 1).any():
         raise DataError(f"position {positions[counts > 1][0]} goes to two clients", where, "give it to one")
-    return _checked([np.sort(part.astype(np.int64)) for part in parts], known["min_samples"], name)
+    return [np.sort(part.astype(np.int64)) for part in parts]
 
 
 def _sorted_parts(order: np.ndarray, sizes: np.ndarray) -> Parts:

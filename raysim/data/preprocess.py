@@ -10,24 +10,21 @@ depend on its own image alone: images come in parts of any length.
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from raysim.base.digest import source_digest
+from raysim.base.digest import file_digest_of
 from raysim.base.errors import DataError
 from raysim.base.own import place_of
 from raysim.base.own_code import own_function, with_given
 from raysim.base.ram import memory_fault
 from raysim.base.settings import Raw
 from raysim.data.arrow import PreparedSet
-from raysim.folders.files import file_digest
 
 #: Images that a function of the user's own is tried on before anything is written.
 NUM_TRIED = 3
@@ -113,7 +110,7 @@ def make_preprocess(
     if not (_call(own, options, few[-1:]) == found[-1:]).all():
         what = "an image has another result alone than in a batch"
         raise DataError(what, _where(own), "let each result depend on a single image")
-    text, made_by = json.dumps(options, sort_keys=True, default=str), _digest(own_function(own, "preprocess"))
+    text, made_by = json.dumps(options, sort_keys=True, default=str), file_digest_of(own_function(own, "preprocess"))
     return Preprocess(original, fitted, found.shape[1:], own, text, made_by, str(found.dtype))
 
 
@@ -135,14 +132,6 @@ def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
 
 def _where(name: str) -> str:
     return f"data.preprocess, {place_of(own_function(name, 'preprocess'))}"
-
-
-def _digest(function: Callable[..., object]) -> str:
-    """Digest of the file that defines a function, helpers included."""
-    try:
-        return file_digest(Path(inspect.getfile(inspect.unwrap(function))))
-    except (OSError, TypeError):  # written in a notebook
-        return source_digest(function)
 
 
 def fit_to(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

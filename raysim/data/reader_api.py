@@ -19,7 +19,6 @@ of the prepared examples, so a set made anew from the same examples is the same 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 from collections import deque
@@ -31,7 +30,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from raysim.base.digest import source_digest
+from raysim.base.digest import file_digest_of
 from raysim.base.errors import DataError, explained
 from raysim.base.own import own_errors, place_of
 from raysim.base.own_code import own_function, with_given
@@ -218,10 +217,7 @@ def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -
     files.
     """
     digest = hashlib.sha256(json.dumps([read.__qualname__, options], sort_keys=True, default=str).encode())
-    try:
-        digest.update(Path(inspect.getfile(read)).read_bytes())
-    except (OSError, TypeError):  # written in a notebook
-        digest.update(source_digest(read).encode())
+    digest.update(file_digest_of(read).encode())
     if files is not None:
         paths, above = (sorted(files.rglob("*")), files) if files.is_dir() else ([files], files.parent)
         for path in paths:
@@ -282,7 +278,7 @@ def array_contents(
         columns = {name: np.asarray(each) for name, each in given.items() if each is not None}
     if x is None or y is None:
         raise DataError(f"no {'inputs' if x is None else 'targets'}", where, "give inputs and targets as arrays")
-    x, is_tokens = _as_stored(x, where)
+    x, is_tokens = _as_stored(np.atleast_1d(x))
     for column, values in {"targets": y[:, 0] if y.ndim > 1 and y.shape[1] else y, **columns}.items():
         if values.shape != (len(x),) or not (column == "targets" or np.issubdtype(values.dtype, np.integer)):
             what = f"{column} of shape {values.shape} and type {values.dtype} for {len(x)} rows"
@@ -312,15 +308,10 @@ def array_contents(
     return Contents(tuple(map(str, names)), batches, (), len(y), of_domains, task, vocabulary or 0)
 
 
-def _as_stored(x: np.ndarray, where: str) -> tuple[np.ndarray, bool]:
-    """Return (inputs in stored form, whether the inputs are tokens). Raises DataError: other types or shapes."""
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
+def _as_stored(x: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return (inputs in stored form, whether they are tokens); `typed` refuses all other types and shapes."""
+    if x.dtype == np.uint8:
         return x[..., None] if x.ndim == 3 else x, False
-    if x.ndim == 2 and x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer):
-        return x.astype(np.int32), True
-    if np.issubdtype(x.dtype, np.floating) and x.ndim > 1:
-        return x.astype(np.float32), False
-    mend = (
-        "give images as (n, height, width[, channels]) uint8, tokens as (n, length) integers, others as (n, ...) floats"
-    )
-    raise DataError(f"inputs of shape {x.shape} and type {x.dtype}", where, mend)
+    is_tokens = bool(np.issubdtype(x.dtype, np.integer))
+    is_number = is_tokens or np.issubdtype(x.dtype, np.floating)
+    return x.astype(np.int32 if is_tokens else np.float32) if is_number else x, is_tokens

@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
-from raysim.base.errors import DataError, did_you_mean, explained
+from raysim.base.errors import DataError, did_you_mean
 from raysim.base.texts import name_fault
-from raysim.data.arrow import PreparedSet, SetInfo, describe, is_prepared, made_once, write_set
+from raysim.data.arrow import PreparedSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, SETS, checked
 from raysim.data.reader_api import Contents, Request, files_checksum
 from raysim.data.readers import arrays, table_files, table_sets, text_files, trees
@@ -40,7 +39,7 @@ from raysim.data.readers.leaf import read_leaf
 from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions, option
 from raysim.data.readers.shapes import read_shapes
 from raysim.data.rows import SetRows
-from raysim.folders.filesystems import FAILURES, remote_folder
+from raysim.folders.storage import Copy
 
 OnProgress = Callable[[str, int, int | None], None]  # what is being done, how many are done, how many in all if known
 
@@ -211,27 +210,17 @@ def _counted(contents: Contents, folder: Path, on_progress: OnProgress) -> Itera
 def fetch_set(root: str, name: str, cache: Path) -> Path:
     """A local data root that holds the set `name` of the data root at a URI.
 
-    Both files of the set are copied once, and again when its description (with the checksum) changed; runs that start
-    together copy once. Trainers map files, which a remote object cannot be.
+    The set is copied once, and again when its files changed; runs that start together copy once. Trainers map files, which
+    a remote object cannot be.
 
     Args:
       cache: folder for the copies.
     Raises:
       DataError: the URI is not understood, or the set is not there.
     """
-    mend = f"correct data.root, or put the folder that `raysim prepare {name}` writes to data.root"
-    with explained(f"cannot read set {name!r}", root, mend, *FAILURES):
-        there = remote_folder(root)
-        local = cache / hashlib.sha256(root.encode()).hexdigest()[:12]
-        (local / name).mkdir(parents=True, exist_ok=True)
-        with FileLock(local / f".{name}.lock"):
-            target = local / name / f"{name}.arrow"
-            description = there.read(f"{name}/{name}.json")
-            if description is None:
-                raise FileNotFoundError(f"no file {name}/{name}.json")
-            known = describe(target)
-            if not (target.is_file() and known.is_file() and known.read_bytes() == description):
-                known.unlink(missing_ok=True)
-                there.fetch(local, [f"{name}/{name}.arrow"])
-                known.write_bytes(description)  # last: it makes the set complete
-    return local
+    copy = Copy(root, cache / hashlib.sha256(root.encode()).hexdigest()[:12])
+    copy.fetch(name)
+    if not is_prepared(set_path(copy.folder, name)):
+        mend = f"correct data.root, or put the folder that `raysim prepare {name}` writes to data.root"
+        raise DataError(f"cannot read set {name!r} (no files {name}/{name}.json and {name}.arrow)", root, mend)
+    return copy.folder

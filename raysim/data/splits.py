@@ -59,17 +59,14 @@ def split_officially(splits: np.ndarray | None, *, validation: float, rng: Gener
     return training, held_out, test
 
 
-def split_within(
-    parts: Sequence[np.ndarray], *, test: float, validation: float, rng: Generator
-) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """(training rows of each client, all validation rows, all test rows), cut inside each client in random order.
+def split_within(parts: Sequence[np.ndarray], *, test: float, validation: float, rng: Generator) -> Split:
+    """(training, validation, test) rows, cut inside each client in random order, client after client.
 
-    The order of FedVG's code: partition everything, then hold out 25 % and 10 % of each client, rounded down; the
-    held-out unions keep the order of the clients.
+    The order of FedVG's code: partition everything, then hold out 25 % and 10 % of each client, rounded down.
     """
     cut = [[part[rows] for rows in split(len(part), test=test, validation=validation, rng=rng)] for part in parts]
-    training, validations, tests = zip(*cut, strict=True)
-    return list(training), np.concatenate(validations), np.concatenate(tests)
+    training, held_out, tests = map(np.concatenate, zip(*cut, strict=True))
+    return training, held_out, tests
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:

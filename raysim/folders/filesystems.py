@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from raysim.base.errors import DataError
+from raysim.base.errors import DataError, explained
 from raysim.base.uri import joined, masked, uri_fault
 from raysim.folders.files import partial_file, replaced_file
 
@@ -31,6 +31,9 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 
 #: What a file system raises; ArrowException also where this pyarrow was built without it.
 FAILURES = (OSError, pa.ArrowException)
+
+#: What to do about a folder that cannot be read.
+REMEDY = "correct the URI, or check the server, the credentials and the network (your own S3: AWS_ENDPOINT_URL)"
 
 #: (size, time of change in ns): a file is another one if either differs.
 Stamp = tuple[int, int]
@@ -115,7 +118,7 @@ def remote_folder(uri: str) -> RemoteFolder:
     """
     if fault := uri_fault(uri):
         raise DataError(fault)
-    with _explained(uri):
+    with explained("cannot be read", uri, REMEDY, *FAILURES):
         system, path = _limited(uri)
     return RemoteFolder(system, path.rstrip("/"), uri)
 
@@ -127,7 +130,7 @@ def reached_folder(uri: str) -> RemoteFolder:
       DataError: it is not, or there is no answer in time.
     """
     folder = remote_folder(uri)
-    with _explained(uri):
+    with explained("cannot be read", uri, REMEDY, *FAILURES):
         # Not of Azure: pyarrow 26 ends the process where it has no credentials for this.
         if folder.system.type_name in ("s3", "gcs"):
             bucket = folder.path.partition("/")[0]
@@ -135,15 +138,6 @@ def reached_folder(uri: str) -> RemoteFolder:
                 raise FileNotFoundError(f"no bucket {bucket!r}")
         folder.system.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
     return folder
-
-
-@contextmanager
-def _explained(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except FAILURES as error:
-        mend = "correct the URI, or check the server, the credentials and the network (your own S3: AWS_ENDPOINT_URL)"
-        raise DataError(f"{uri} cannot be read ({reason(error)})", mend=mend) from error
 
 
 @lru_cache(maxsize=64)

@@ -286,14 +286,14 @@ def report_folder(places: Sequence[str]) -> Path | None:
 
 
 class Copy:
-    """Results of runs and sweeps at a place, for reading: the folder, or a local copy for a URI.
+    """Runs, sweeps or prepared sets at a place, for reading: the folder, or a local copy for a URI.
 
     Attributes:
-      folder: the local folder.
+      folder: the local folder; for a URI below RAYSIM_CACHE if not given.
     """
 
-    def __init__(self, place: str):
-        self.folder = folder_of(place, "copies")
+    def __init__(self, place: str, folder: Path | None = None):
+        self.folder = folder or folder_of(place, "copies")
         self._remote = reached_folder(place) if is_uri(place) else None
         self._state = self.folder / ".copy.json"
 
@@ -315,7 +315,8 @@ class Copy:
             here, now = stamps(self.folder), time.time_ns()
             for name in news:
                 # Times there may be whole seconds: a file that is younger may change once more and look the same.
-                known[name] = [there[name] if now - there[name][1] > 60e9 else None, here[name]]
+                is_exact = there[name][1] % 10**9 or now - there[name][1] > 60e9
+                known[name] = [there[name] if is_exact else None, here[name]]
 
     def send(self) -> None:
         """Send files written to the copy since the last fetch. Raises DataError: the file system failed."""

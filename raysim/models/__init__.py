@@ -4,17 +4,3 @@ from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.build import build_model, build_skeleton, head_of, output_shape, try_model
 from raysim.models.lora import LoraSpec
 from raysim.models.registry import MODELS, find_architecture, prefers_channels_last
-
-__all__ = [
-    "MODELS",
-    "Architecture",
-    "LoraSpec",
-    "ModelSpec",
-    "build_model",
-    "build_skeleton",
-    "find_architecture",
-    "head_of",
-    "output_shape",
-    "prefers_channels_last",
-    "try_model",
-]

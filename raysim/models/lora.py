@@ -40,15 +40,15 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     Raises:
       ConfigError: no layer has such a path, or the head is one of them.
     """
-    paths = (name for name, _ in module.named_modules())
-    adapted = [name for name in paths if any(f".{name}".endswith(f".{target}") for target in spec.targets)]
-    attentions = {name for name, child in module.named_modules() if isinstance(child, nn.MultiheadAttention)}
+    parts = dict(module.named_modules())
+    adapted = [name for name in parts if any(f".{name}".endswith(f".{target}") for target in spec.targets)]
+    attentions = {name for name, part in parts.items() if isinstance(part, nn.MultiheadAttention)}
     if unused := [name for name in adapted if name.rpartition(".")[0] in attentions]:
         text = f"PyTorch's attention reads {unused[0]} and never calls the layer; name {unused[0].rpartition('.')[0]} instead"
         raise ConfigError([Fault("model.lora.targets", text)])
     if not adapted:
         kinds = nn.Linear | nn.Conv2d | nn.MultiheadAttention
-        layers = (name for name, child in module.named_modules() if isinstance(child, kinds))
+        layers = (name for name, part in parts.items() if isinstance(part, kinds))
         others = [name for name in layers if name != head and name.rpartition(".")[0] not in attentions]
         listed = f"{', '.join(others[:8])}{' ...' if len(others) > 8 else ''}"
         mend = f"name layers of the model: {listed}" if others else "only the head is left; remove model.lora"
@@ -56,7 +56,6 @@ def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
     if head in adapted:
         text = f"{head} is the head, which is trained whole; remove the name"
         raise ConfigError([Fault("model.lora.targets", text)])
-    parts = dict(module.named_modules())
     entries = sum(sum(weight.shape) for name in adapted if (weight := getattr(parts[name], "weight", None)) is not None)
     if text := memory_fault(4 * spec.rank * entries):  # peft allocates them, wherever the module lies
         raise ConfigError([Fault("model.lora.rank", f"adapters of rank {spec.rank} {text}; lower the rank")])

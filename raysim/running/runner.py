@@ -310,8 +310,7 @@ def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> Non
     """
     write_file(folder.partition, manifest.to_json().encode())
     clients = partition_table(manifest.class_counts, info.groups, manifest.validation_counts)
-    examples = manifest.division.table(manifest.num_examples)
-    for path, table in ((folder.partition_table, clients), (folder.examples, examples)):
+    for path, table in ((folder.partition_table, clients), (folder.examples, manifest.division.table)):
         suffix, content = table_file(table)
         write_file(path.with_suffix(suffix), content)
 

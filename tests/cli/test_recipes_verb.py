@@ -75,7 +75,7 @@ def test_a_name_runs_from_python_and_as_partitions(here):
         (["fedvg/table_A3", "--copy", "sub/base.yaml"], "base.yaml: is the name of the base of paper:fedvg/table_A3"),
         (["fedvg/table_A3", "x.yaml"], "x.yaml: a file or folder has effect with --copy only"),
         (["--copy"], "--copy: needs the name of a file or kind"),
-        (["fedvg/table_A33"], r"fedvg/table_A33: no file of raysim has this name. Did you mean paper:fedvg/table_A3"),
+        (["fedvg/table_A33"], r"fedvg/table_A33: no file of raysim has this name. Did you mean 'paper:fedvg/table_A3'"),
     ],
 )
 def test_faults_are_one_message_and_write_nothing(words, fault, here):

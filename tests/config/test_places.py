@@ -30,8 +30,8 @@ def test_paths_begin_at_the_home_folder_unless_they_are_there(monkeypatch, tmp_p
     ("path", "words"),
     [
         ("~nosuchuser/runs", "names the home of an unknown user in ~nosuchuser/runs. Write the whole path"),
-        ("a\0b", "with NUL or with a name too long"),
-        ("runs/" + "b" * 201, "with NUL or with a name too long"),
+        ("a\0b", "with NUL, or with a name of more than 200 bytes, in"),
+        ("runs/" + "b" * 201, "with NUL, or with a name of more than 200 bytes, in"),
     ],
 )
 def test_paths_that_no_system_takes_are_one_sentence(path, words):

@@ -47,11 +47,11 @@ def test_a_file_of_the_users_own_builds_on_a_recipe(tmp_path):
 def test_a_wrong_name_is_one_fault_with_the_nearest():
     for read in (lambda name: read_config(Path(name)), shipped_file):
         with pytest.raises(
-            ConfigError, match=r"Did you mean paper:fedvg/table_A3 or .*`raysim recipes` lists"
+            ConfigError, match=r"Did you mean 'paper:fedvg/table_A3' or .*`raysim recipes` lists"
         ) as caught:
             read("paper:fedvg/tabel_A3")
         assert len(caught.value.faults) == 1
-    with pytest.raises(ConfigError, match="Did you mean study:fedvg_digits"):
+    with pytest.raises(ConfigError, match="Did you mean 'study:fedvg_digits'"):
         shipped_file("fedvg_digit")
     with pytest.raises(ConfigError, match="paper:fedvg/stragglers has no published table"):
         tables_of("paper:fedvg/stragglers")
@@ -88,7 +88,7 @@ def test_a_missing_file_names_the_file_beside_it_and_no_far_off_recipe(tmp_path,
             read_config(Path(name))
         return str(error.value)
 
-    assert "Did you mean other.yaml" in said(str(tmp_path / "othr.yaml"))
+    assert "Did you mean 'other.yaml'" in said(str(tmp_path / "othr.yaml"))
     assert "Did you mean" not in said("q")
-    assert "Did you mean example:quickstart?" in said("quickstart.yaml")
+    assert "Did you mean 'example:quickstart'?" in said("quickstart.yaml")
     assert "paper:fedvg/table_A3" in said("fedvg/table_A3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from inspect import signature
 from itertools import pairwise
 from typing import get_args
 
@@ -26,8 +25,7 @@ DIRICHLET = sorted(SCHEMES["dirichlet"])
 
 
 def divide(scheme, labels, clients, form=None, seed=0, **options):
-    """The parts of a scheme; options that it does not take are dropped."""
-    function = SCHEMES[scheme][next(iter(SCHEMES[scheme])) if form is None else form]
+    """The parts of a scheme."""
     known = {
         "alpha": 0.5,
         "min_samples": 1,
@@ -38,10 +36,10 @@ def divide(scheme, labels, clients, form=None, seed=0, **options):
         "domains_per_client": 1,
         "samples_per_client": None,
         **options,
-        "rng": np.random.default_rng(seed),
     }
-    wanted = [name for name in signature(function).parameters if name in known]
-    return function(labels, clients, **{name: known[name] for name in wanted})
+    return partition.divide(
+        labels, scheme, form or "", {**known, "num_clients": clients, "rng": np.random.default_rng(seed)}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -344,7 +342,9 @@ def test_nine_plus_one_has_one_balanced_client_of_the_same_size():
 def test_a_minimum_above_what_clients_get_is_refused(scheme, clients, most):
     labels = np.arange(1000) % 10
     assert len(divide(scheme, labels, clients, alpha=0.05, min_samples=most)) == clients
-    with pytest.raises(DataError, match=rf"fewer than {most + 1} in partition {scheme}.*min_samples to {most}"):
+    with pytest.raises(
+        DataError, match=rf"cannot give .* {most + 1} each in partition {scheme}.*min_samples to {most}"
+    ):
         divide(scheme, labels, clients, alpha=0.05, min_samples=most + 1)
 
 

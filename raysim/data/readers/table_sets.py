@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from raysim.base.reading import regular_file
 from raysim.data.reader_api import Contents, Request, need
 from raysim.data.readers.reader_options import ReaderOptions
-from raysim.data.readers.table_files import TableRows, csv_frame, table_contents
+from raysim.data.readers.table_files import NO_SPLIT, csv_frame, one_table, table_contents
 from raysim.data.rows import damaged
 
 _ADULT = """
@@ -29,34 +28,29 @@ def read_adult(request: Request) -> Contents:
 
     `?` is a word of its own; occupations are the domains, and inputs too.
     """
-    import pandas as pd
-
     names = (("adult.data", "adult-train.csv"), ("adult.test", "adult-test.csv"))
-    files, frames = [_first(request, *pair) for pair in names], []
+    files, frames = [_first(request, *pair) for pair in names], {}
     for path in files:
         with damaged(path):  # a comment is the first line of adult.test
             how = {"index_col": False, "comment": "|", "keep_default_na": False}
             frame = csv_frame(regular_file(path), names=_ADULT.split(), **how)
-        frames.append(frame.assign(income=frame["income"].astype(str).str.removesuffix(".")))
-    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])), np.array([0, 2], np.int8))
+        frames[path] = frame.assign(income=frame["income"].astype(str).str.removesuffix("."))
     options = ReaderOptions(task="classes", domains="occupation")
-    return table_contents(table, ["income"], options, keeps_domain=True)
+    return replace(table_contents(one_table(frames, [0, 2]), ["income"], options, keeps_domain=True), files=files)
 
 
 def read_wine_quality(request: Request) -> Contents:
     """Quality of red and white wine, a number; winequality-red.csv and winequality-white.csv, with or without a header."""
-    import pandas as pd
-
     columns = [name.strip() for name in _WINE.split(",")]
-    colours, frames = ("red", "white"), []
+    colours, frames = ("red", "white"), {}
     files = [need(request.root / f"winequality-{colour}.csv", request.origin) for colour in colours]
     for path, colour in zip(files, colours, strict=True):
         with damaged(path), open(regular_file(path), encoding="utf-8") as file:
             has_header = "acidity" in file.readline()
             frame = csv_frame(path, names=columns, skiprows=int(has_header), index_col=False)
-        frames.append(frame.assign(colour=colour))
-    table = TableRows(pd.concat(frames, ignore_index=True), files, (0, len(frames[0])))
-    return table_contents(table, ["quality"], ReaderOptions(task="regression", domains="colour"))
+        frames[path] = frame.assign(colour=colour)
+    options = ReaderOptions(task="regression", domains="colour")
+    return replace(table_contents(one_table(frames, [NO_SPLIT, NO_SPLIT]), ["quality"], options), files=files)
 
 
 def _first(request: Request, *names: str) -> Path:

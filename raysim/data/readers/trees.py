@@ -168,29 +168,32 @@ def _folders(root: Path) -> list[str]:
 
 def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: int | None) -> list[ImageFile]:
     """The images below root/CLASS/leaf. codes: the domain or the split of them all."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
-
     pictures = []
     for label, name in enumerate(classes):
         if not (root / name).is_dir():
             continue  # a domain or a split need not have every class
         folder = root / name / leaf
-        _refuse_loops(folder)
-        files = make_dataset(str(folder.parent), {folder.name: label}, IMG_EXTENSIONS, allow_empty=True)
-        if not files:
+        if not (files := _image_files(folder)):
             raise DataError("empty class folder: no image file", str(folder), "add images, or remove the folder")
-        pictures += [ImageFile(Path(path), label, **codes) for path, _ in files]
+        pictures += [ImageFile(path, label, **codes) for path in files]
     return pictures
 
 
-def _refuse_loops(folder: Path) -> None:
-    """Raise DataError for a link to a folder already visited, whose images would be read again."""
-    seen: set[str] = set()
-    for path, _, _ in os.walk(folder, followlinks=True):
-        real = os.path.realpath(path)
-        if real in seen:
-            raise DataError("a link to a folder that is read already", path, "remove the link")
+def _image_files(root: Path) -> list[Path]:
+    """The images at any depth below a folder, links followed, by folder and name as torchvision's `make_dataset` lists them.
+
+    Raises:
+      DataError: a link to a folder already visited, whose images would be read again.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    seen, found = set(), []
+    for folder, _, names in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            raise DataError("a link to a folder that is read already", folder, "remove the link")
         seen.add(real)
+        found += [(folder, name) for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+    return [Path(*place) for place in sorted(found)]
 
 
 def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root: Path, table: str) -> list[ImageFile]:
