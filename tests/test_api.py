@@ -271,7 +271,7 @@ def test_arrays_become_a_prepared_set(settings, tmp_path):
     assert run.status.name == "completed"
     for bad, message in (
         (images.astype(complex), "uint8"),
-        (images[0], "give images as|Give images as"),
+        (images[:, 0], r"Give \(n, height, width, channels\)"),
         (images[:5], "Give one a row"),
     ):
         with pytest.raises(DataError, match=message):
