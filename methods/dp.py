@@ -96,10 +96,8 @@ def dp(
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """
-    require("dp: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
-    require("dp: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
+    require_mechanism("dp", clip, noise, delta)
     require("dp: epsilon", epsilon, epsilon is None or 0 < epsilon < math.inf, "> 0", "8 is common")
-    require("dp: delta", delta, 0 < delta < 1, "in (0, 1)", "take less than 1 / clients")
     is_quantile = adaptive is None or 0 < adaptive < 1
     require("dp: adaptive", adaptive, is_quantile, "in (0, 1)", "0.5 follows the median of the norms")
     is_size = noise_cohort_size is None or noise_cohort_size >= 1
@@ -138,18 +136,17 @@ def dp(
         weigh=weigh,
         server_update=server_update,
         claims=frozenset({"weights:*", "merge"}),
-        fits=partial(
-            _fault,
-            noise=noise,
-            epsilon=epsilon,
-            delta=delta,
-            noise_cohort_size=noise_cohort_size,
-            accountant=accountant,
-            trusted=trusted,
-        ),
+        fits=lambda sizes: _fault(sizes, noise, epsilon, delta, noise_cohort_size, accountant, trusted),
         excludes=EXCLUDES,
         trusts=POST_PROCESSING | trusted,
     )
+
+
+def require_mechanism(name: str, clip: float, noise: float, delta: float) -> None:
+    """Raise ValueError for a clip, a noise or a delta out of its range. name: of the method."""
+    require(f"{name}: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
+    require(f"{name}: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
+    require(f"{name}: delta", delta, 0 < delta < 1, "in (0, 1)", "1e-5 is common")
 
 
 def refuse_buffers(layout: Layout, name: str) -> None:
@@ -282,7 +279,6 @@ def _log(server: ServerView, bound: float, epsilon: Callable[[int], float], trus
 
 def _fault(
     sizes: RunSizes,
-    *,
     noise: float,
     epsilon: float | None,
     delta: float,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from methods import local_dp
-from methods.dp import MOST_NOISE, refuse_buffers, require_accounting
+from methods.dp import refuse_buffers, require_accounting, require_mechanism
 from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
+from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 
 #: Methods whose loss is a mean over examples, or whose gradients and reports use nothing of the examples beside the noised steps.
 SAFE = local_dp.POST_PROCESSING | frozenset(
@@ -50,9 +50,7 @@ def dp_sgd(
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """
-    require("dp_sgd: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
-    require("dp_sgd: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
-    require("dp_sgd: delta", delta, 0 < delta < 1, "in (0, 1)", "1e-5 is common")
+    require_mechanism("dp_sgd", clip, noise, delta)
 
     def init(params: Tensor, layout: Layout) -> State:
         refuse_buffers(layout, "dp_sgd")

@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from methods.dp import MOST_NOISE, refuse_buffers, require_accounting
+from methods.dp import refuse_buffers, require_accounting, require_mechanism
 from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, ServerView, State, Update, require
+from raysim.core.method import ClientView, Method, ServerView, State, Update
 
 #: Methods whose reports depend on the sent update and on the server's validation data alone.
 POST_PROCESSING = frozenset({"fedvg", "fedvg_loss", "fedvg_cosine"})
@@ -36,9 +36,7 @@ def local_dp(
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """
-    require("local_dp: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
-    require("local_dp: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
-    require("local_dp: delta", delta, 0 < delta < 1, "in (0, 1)", "1e-5 is common")
+    require_mechanism("local_dp", clip, noise, delta)
 
     def init(params: Tensor, layout: Layout) -> State:
         refuse_buffers(layout, "local_dp")
