@@ -166,9 +166,9 @@ def test_the_gradient_is_that_of_the_broadcast_point_and_taken_once(root, monkey
     server, asked = server_on(plan, root), []
     scorer = server.scorer
 
-    def gradient(call, request, state, counters, take=scorer.on_validation):
+    def gradient(call, state, counters, take=scorer.on_validation):
         asked.append(state)
-        return take(call, request, state, counters)
+        return take(call, state, counters)
 
     monkeypatch.setattr(scorer, "on_validation", gradient)
     for index in range(2):

@@ -80,7 +80,7 @@ def test_epsilon_is_that_of_the_client_with_the_most_of_poisson_steps(root):
     batch, epsilons = server.phase_of(0)[1].settings.batch_size, []
     for client in record.clients["client"]:
         accountant = dp_accounting.rdp.RdpAccountant()
-        share = min(1.0, batch / server.federation.examples[client])
+        share = min(1.0, batch / server.federation.sizes[client])
         steps = server.client_memory(int(client))["dp_sgd"]["num_steps"]
         accountant.compose(dp_accounting.PoissonSampledDpEvent(share, dp_accounting.GaussianDpEvent(1.5)), int(steps))
         epsilons.append(accountant.get_epsilon(1e-5))
