@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from raysim.base.errors import DataError
+from raysim.base.settings import assign
 from raysim.config import Config
 from raysim.config.overlays import layered
-from raysim.config.sweep import assign, grid
+from raysim.config.sweep import grid
 from raysim.reporting import runs
 from raysim.reporting.build import make_report, published_report
 from raysim.reporting.contents import best_on_average
