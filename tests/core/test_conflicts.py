@@ -23,7 +23,7 @@ def test_empty_list_and_every_single_method_compose(root):
     plan_of(root)
     for name, make in METHODS.items():
         (lora_plan if "lora" in make().needs else plan_of)(
-            root, [name, *["krum"] * bool(make().wraps)], cohort={"size": 12}
+            root, [name, *["coordinate_median"] * bool(make().wraps)], cohort={"size": 12}
         )
 
 
