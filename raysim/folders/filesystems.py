@@ -118,7 +118,7 @@ def remote_folder(uri: str) -> RemoteFolder:
     """
     if fault := uri_fault(uri):
         raise DataError(fault)
-    with explained("cannot be read", uri, REMEDY, *FAILURES):
+    with explained(f"{uri} cannot be read", "", REMEDY, *FAILURES):
         system, path = _limited(uri)
     return RemoteFolder(system, path.rstrip("/"), uri)
 
@@ -130,7 +130,7 @@ def reached_folder(uri: str) -> RemoteFolder:
       DataError: it is not, or there is no answer in time.
     """
     folder = remote_folder(uri)
-    with explained("cannot be read", uri, REMEDY, *FAILURES):
+    with explained(f"{uri} cannot be read", "", REMEDY, *FAILURES):
         # Not of Azure: pyarrow 26 ends the process where it has no credentials for this.
         if folder.system.type_name in ("s3", "gcs"):
             bucket = folder.path.partition("/")[0]
