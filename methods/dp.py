@@ -121,7 +121,7 @@ def dp(
         if epsilon is not None:  # kept, so that a run with more rounds later has noise of one size
             z = state.get("noise") or noise_for(accountant, epsilon, delta, server.num_rounds, *sampled)
             server.log("noise", z)
-        _log(server, bound, course_of(accountant, delta, z, *sampled), trusted)
+        _log(server, bound, epsilon_by_rounds(accountant, delta, z, *sampled), trusted)
         sigma_count, sigma_sum = (0.0, z) if adaptive is None else split_noise(z, size)
         draws = torch.randn(len(update), generator=server.generator)
         noised = update + server.layout.zero_personal_(draws * (sigma_sum * bound / size))
@@ -147,6 +147,17 @@ def require_mechanism(name: str, clip: float, noise: float, delta: float) -> Non
     require(f"{name}: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
     require(f"{name}: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
     require(f"{name}: delta", delta, 0 < delta < 1, "in (0, 1)", "1e-5 is common")
+
+
+def stateless_init(name: str) -> Callable[[Tensor, Layout], State]:
+    """Return the `init` hook of a private method without server state: checks buffers and the accountant. name: of the method."""
+
+    def init(params: Tensor, layout: Layout) -> State:
+        refuse_buffers(layout, name)
+        require_accounting()
+        return {}
+
+    return init
 
 
 def refuse_buffers(layout: Layout, name: str) -> None:
@@ -207,8 +218,12 @@ def spending(noise: float, size: int, population: int, sampling: str) -> tuple[S
 
 
 @lru_cache(maxsize=8)
-def losses(delta: float, noise: float, size: int, population: int) -> Callable[[int], float]:
-    """Return epsilon(rounds) by the privacy loss distribution of Poisson-sampled rounds, each composed once."""
+def epsilon_by_pld(delta: float, noise: float, size: int, population: int) -> Callable[[int], float]:
+    """Return epsilon(rounds) at delta by the privacy loss distribution of Poisson-sampled rounds; each round is composed once.
+
+    Args:
+      noise: z; size: expected number of clients in a round; population: number of all clients.
+    """
     require_accounting()
     from dp_accounting.pld import privacy_loss_distribution as distribution
 
@@ -227,12 +242,16 @@ def losses(delta: float, noise: float, size: int, population: int) -> Callable[[
     return epsilon
 
 
-def course_of(
+def epsilon_by_rounds(
     accountant: Accountant, delta: float, noise: float, size: int, population: int, sampling: str
 ) -> Callable[[int], float]:
-    """Return epsilon(rounds) at delta. size: clients of a round, of the population; sampling: "fixed" or "poisson"."""
+    """Return epsilon(rounds) at delta.
+
+    Args:
+      noise: z; size: number of clients in a round; population: number of all clients; sampling: "fixed" or "poisson".
+    """
     if accountant == "pld" and noise:
-        return losses(delta, noise, size, population)
+        return epsilon_by_pld(delta, noise, size, population)
     return partial(epsilon_after, spent=spending(noise, size, population, sampling), delta=delta)
 
 
@@ -240,7 +259,7 @@ def course_of(
 def noise_for(
     accountant: Accountant, epsilon: float, delta: float, rounds: int, size: int, population: int, sampling: str
 ) -> float:
-    """Return the least noise multiplier, to 0.001, with which all rounds spend at most epsilon at delta; else as `course_of`."""
+    """Return the least noise multiplier, to 0.001, with which all rounds spend at most epsilon. Arguments: as `epsilon_by_rounds`."""
     accounting = require_accounting()
     _, neighbours = _of_round(1.0, size, population, sampling)
     make: Callable[[], Any] = partial(accounting.rdp.RdpAccountant, neighboring_relation=neighbours)
@@ -261,7 +280,7 @@ def noise_for(
 
 
 def epsilon_after(rounds: int, spent: tuple[Sequence[float], Any], delta: float) -> float:
-    """Epsilon of so many rounds by Renyi divergences. spent: of each, see `spending`."""
+    """Return epsilon after a number of rounds, by Renyi divergences. spent: divergences of one round, see `spending`."""
     orders, divergences = spent
     return float(require_accounting().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
 
@@ -303,7 +322,7 @@ def _fault(
             return f"{text}; raise epsilon or lower rounds"
         noise = noise_for(accountant, epsilon, delta, sizes.num_rounds, size, sizes.population, sizes.sampling)
     if sizes.stop_epsilon is not None:
-        first = course_of(accountant, delta, noise, size, sizes.population, sizes.sampling)(1)
+        first = epsilon_by_rounds(accountant, delta, noise, size, sizes.population, sizes.sampling)(1)
         if first > sizes.stop_epsilon:
             return (
                 f"the first round spends epsilon {first:.4g}, and stop.epsilon is {sizes.stop_epsilon:g}; raise noise"

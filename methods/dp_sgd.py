@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from methods import local_dp
-from methods.dp import refuse_buffers, require_accounting, require_mechanism
+from methods.dp import require_accounting, require_mechanism, stateless_init
 from raysim.base.counting import counts_without
-from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 
 #: Methods whose loss is a mean over examples, or whose gradients and reports use nothing of the examples beside the noised steps.
@@ -27,8 +26,8 @@ ORDERS = [*range(2, 64), 72, 80, 96, 128, 192, 256, 384, 512]
 def dp_sgd(
     *, clip: float = 1.0, noise: float = 1.0, delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5
 ) -> Method:
-    """Clip the gradient of each example, and add Gaussian noise to the sum of a batch, so that what a client sends reveals
-    little about one of its examples.
+    """Clip the gradient of each example and add Gaussian noise to the sum over a batch, which protects single examples of a
+    client.
 
     Abadi et al. 2016 (arXiv:1607.00133), algorithm 1, in each local step, with S the clip, z the noise and B examples:
         g = (1/B) (sum_i min(1, S / ||g_i||) g_i + N(0, (z S)^2 I))
@@ -51,11 +50,6 @@ def dp_sgd(
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """
     require_mechanism("dp_sgd", clip, noise, delta)
-
-    def init(params: Tensor, layout: Layout) -> State:
-        refuse_buffers(layout, "dp_sgd")
-        require_accounting()
-        return {}
 
     def grads(gradient: GradFn, client: ClientView) -> GradFn:
         def noised(params: Tensor, batch: Batch) -> Tensor:
@@ -80,7 +74,7 @@ def dp_sgd(
 
     return Method(
         "dp_sgd",
-        init=init,
+        init=stateless_init("dp_sgd"),
         grads=grads,
         report=report,
         server_update=server_update,
@@ -96,7 +90,7 @@ def dp_sgd(
 
 @lru_cache(maxsize=4096)
 def divergences(noise: float, share: float) -> Any:
-    """Renyi divergences of one step, at `ORDERS`. share: of a client's examples in a batch."""
+    """Return the Renyi divergences (orders,) of one local step, at `ORDERS`. share: a batch's share of the client's examples."""
     accounting = require_accounting()
     accountant = accounting.rdp.RdpAccountant(orders=ORDERS)
     accountant.compose(accounting.PoissonSampledDpEvent(share, accounting.GaussianDpEvent(noise)))
@@ -104,7 +98,7 @@ def divergences(noise: float, share: float) -> Any:
 
 
 def epsilon_of(noise: float, share: float, num_steps: int, delta: float) -> float:
-    """Epsilon of a client after so many local steps; else as `divergences`."""
+    """Return a client's epsilon after `num_steps` local steps. noise, share: see `divergences`."""
     if not num_steps:
         return 0.0
     if not noise:

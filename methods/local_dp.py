@@ -8,9 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from methods.dp import refuse_buffers, require_accounting, require_mechanism
+from methods.dp import require_accounting, require_mechanism, stateless_init
 from raysim.base.counting import counts_without
-from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State, Update
 
 #: Methods whose reports depend on the sent update and on the server's validation data alone.
@@ -38,11 +37,6 @@ def local_dp(
     """
     require_mechanism("local_dp", clip, noise, delta)
 
-    def init(params: Tensor, layout: Layout) -> State:
-        refuse_buffers(layout, "local_dp")
-        require_accounting()
-        return {}
-
     def outgoing(update: Update, client: ClientView) -> Update:
         client.memory["num_rounds"] = client.memory.get("num_rounds", 0) + 1
         values = client.layout.zero_personal_(update.values.clone())
@@ -59,7 +53,7 @@ def local_dp(
 
     return Method(
         "local_dp",
-        init=init,
+        init=stateless_init("local_dp"),
         outgoing=outgoing,
         report=lambda client: {"num_rounds": client.memory.get("num_rounds", 0)},
         server_update=server_update,

@@ -50,6 +50,7 @@ def nnm(*, attackers: float = 0.2) -> Method:
     count_of = voters.counter("nnm", "attackers", attackers)
 
     def matrix(server: ServerView) -> Tensor:
+        # -1: an update is its own nearest, also beside equal updates
         squared = voters.squared_distances(voters.gram_of(server)).fill_diagonal_(-1.0)
         count = count_of(len(squared))
         voters.refuse_fewer(server, count + 1, f"nnm with f = {count}", "lower attackers")
@@ -124,7 +125,7 @@ def _mixing(name: str, matrix: Callable[[ServerView], Tensor], count: Callable[[
 
 
 def _mixed(server: ServerView, matrix: Tensor) -> tuple[ServerView, Tensor]:
-    """The round as m clients that sent mixtures, and the mixtures (m, K) of all clients of the cohort."""
+    """Return (the round as m clients that sent mixtures, the mixtures (m, K) over all clients). matrix: (m, n), over voters."""
     mixture = torch.zeros(len(matrix), len(server.clients), dtype=torch.float64)
     mixture[:, server.is_active] = matrix
     same = torch.ones(len(matrix), dtype=torch.int64)
@@ -150,5 +151,5 @@ def _on_mixtures(function: voters.Rule, block: Tensor, extra: Tensor, about: tup
 
 
 def _unmixed(weights: Weights, mixture: Tensor) -> Weights:
-    """Weights of the cohort's clients from weights (m, ...) of their mixtures."""
+    """Return weights (K, ...) of the clients from weights (m, ...) of the mixtures. mixture: (m, K)."""
     return {leaf: torch.tensordot(mixture.T, weight, 1) for leaf, weight in weights.items()}

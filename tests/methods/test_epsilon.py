@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from methods.dp import course_of, epsilon_after, losses, noise_for, spending
+from methods.dp import epsilon_after, epsilon_by_pld, epsilon_by_rounds, noise_for, spending
 from tests.support.federations import plan_of, server_on
 
 
@@ -124,17 +124,17 @@ def test_epsilon_by_privacy_losses_is_the_librarys_accountants_at_a_tenth_of_the
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
     event = dp_accounting.PoissonSampledDpEvent(size / population, dp_accounting.GaussianDpEvent(noise))
     accountant.compose(event, rounds)
-    found = course_of("pld", 1e-5, noise, size, population, "poisson")
+    found = epsilon_by_rounds("pld", 1e-5, noise, size, population, "poisson")
     assert found(rounds) == pytest.approx(accountant.get_epsilon(1e-5), abs=2e-3)
-    assert found(rounds) < course_of("rdp", 1e-5, noise, size, population, "poisson")(rounds)
+    assert found(rounds) < epsilon_by_rounds("rdp", 1e-5, noise, size, population, "poisson")(rounds)
     one, *more = [found(count) for count in range(1, rounds + 1)]  # as asked for in a resumed run, out of order
-    losses.cache_clear()
-    again = course_of("pld", 1e-5, noise, size, population, "poisson")
+    epsilon_by_pld.cache_clear()
+    again = epsilon_by_rounds("pld", 1e-5, noise, size, population, "poisson")
     assert [again(count) for count in range(1, rounds + 1)] == [one, *more]
 
 
 def test_noise_by_privacy_losses_is_the_least_that_keeps_an_epsilon_and_less_than_by_divergences():
     noise = noise_for("pld", 2.0, 1e-5, 20, 10, 200, "poisson")
-    assert course_of("pld", 1e-5, noise, 10, 200, "poisson")(20) <= 2.0 + 1e-6
-    assert course_of("pld", 1e-5, noise - 0.004, 10, 200, "poisson")(20) > 2.0
+    assert epsilon_by_rounds("pld", 1e-5, noise, 10, 200, "poisson")(20) <= 2.0 + 1e-6
+    assert epsilon_by_rounds("pld", 1e-5, noise - 0.004, 10, 200, "poisson")(20) > 2.0
     assert noise < noise_for("rdp", 2.0, 1e-5, 20, 10, 200, "poisson") - 0.02
