@@ -259,7 +259,10 @@ def epsilon_by_rounds(
 def noise_for(
     accountant: Accountant, epsilon: float, delta: float, rounds: int, size: int, population: int, sampling: str
 ) -> float:
-    """Return the least noise multiplier, to 0.001, with which all rounds spend at most epsilon. Arguments: as `epsilon_by_rounds`."""
+    """Return the least noise multiplier, to 0.001, with which all rounds spend at most epsilon.
+
+    Arguments as in `epsilon_by_rounds`.
+    """
     accounting = require_accounting()
     _, neighbours = _of_round(1.0, size, population, sampling)
     make: Callable[[], Any] = partial(accounting.rdp.RdpAccountant, neighboring_relation=neighbours)

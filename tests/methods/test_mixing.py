@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from methods.fedavgm import fedavgm
 from methods.mixing import RULES, nnm
 from methods.robust_means import coordinate_median
 from raysim.base.errors import ConfigError
+from raysim.core.method import Method
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.core.stack import Stack
 from tests.methods.test_robust import TWINS
@@ -83,15 +86,40 @@ def test_rule_behind_a_mixing_is_the_naive_rule_of_naive_mixtures(root, mix, rul
         assert np.abs(update - expected(rule, rows, masks)[0]).max() > 1e-5, "mixing must matter here"
 
 
-def test_nearest_neighbour_mixing_brings_skewed_honest_updates_together():
+def test_nearest_neighbour_mixing_brings_skewed_honest_updates_together(root):
     """Allouah et al. 2023: the honest mixtures lie within 8 f / (n - f) of the honest variance of the honest mean."""
-    draws = np.random.default_rng(0).normal(size=(18, 40))
-    rows = np.vstack([draws, np.full((2, 40), 30.0)])
-    mixed = nearest_means(rows, 2)[:18]
-    mean, variance = draws.mean(axis=0), draws.var(axis=0).sum()
+    seen = []
+
+    def weigh(weights, server):
+        seen.append(torch.cat(server.map_columns(_block), dim=1).double().numpy())
+        return weights
+
+    rule = replace(probe(weigh=weigh), name="krum")
+    outgoing = {"tests.methods.test_mixing:far": {}}
+    groups = {"partition": {"scheme": "iid", "num_clients": 20}, "cohort": {"size": 20}}
+    server = server_with(root, rule, [outgoing, {"nnm": {"attackers": 2}}, "coordinate_median"], **groups)
+    server.run_round(0)
+    rows = torch.stack([*updates_of(server).values()])[:, : server.layout.num_params].double().numpy()
+    honest, mixed = rows[:18], seen[0][:18]
+    np.testing.assert_allclose(seen[0], nearest_means(rows, 2), atol=1e-5)
+    mean, variance = honest.mean(axis=0), honest.var(axis=0).sum()
     error = np.sum((mixed.mean(axis=0) - mean) ** 2) + mixed.var(axis=0).sum()
     assert error <= 8 * 2 / (20 - 2) * variance
     assert error < variance / 5
+
+
+def _block(block, extra, shared):
+    return block
+
+
+def far():
+    """Clients 18 and 19 send one vector, far from the other clients' draws."""
+
+    def outgoing(update, client):
+        draws = torch.randn(len(update.values), generator=torch_generator(client.id))
+        return update._replace(values=torch.full_like(draws, 30.0) if client.id >= 18 else draws)
+
+    return Method("far", outgoing=outgoing)
 
 
 def test_mixing_leaves_methods_alone_that_are_no_rules_or_stand_before_it():
