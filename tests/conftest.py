@@ -120,7 +120,7 @@ def settings(root: Path, tmp_path: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory):
-    """A local Ray of three CPUs and one logical GPU, as a user might have started it."""
+    """A local Ray of four CPUs and one logical GPU, as a user might have started it."""
     import ray
 
     os.environ.setdefault("RAYSIM_CACHE", str(tmp_path_factory.mktemp("cache")))  # of the workers
@@ -136,7 +136,10 @@ def ray_cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def swap_pools(ray_cluster):
-    """Pools of 1, 2 and 3 trainer actors (fractional CPUs), whose trainers can be exchanged between tests."""
+    """Pools of 1, 2 and 3 trainer actors, whose trainers can be exchanged between tests.
+
+    The actors live as long as the cluster, and take no CPU: a later test's run may ask for all of them.
+    """
     from raysim.engine.ray.slots import TrainerActor
 
     class Swappable(TrainerActor):
@@ -146,7 +149,7 @@ def swap_pools(ray_cluster):
         def become(self, make_trainer):
             self._make_trainer = make_trainer
 
-    actor = ray_cluster.remote(Swappable).options(num_cpus=0.5, max_restarts=-1, max_task_retries=3)
+    actor = ray_cluster.remote(Swappable).options(num_cpus=0, max_restarts=-1, max_task_retries=3)
     return [actor.remote() for _ in range(3)]
 
 

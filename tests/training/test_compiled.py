@@ -112,11 +112,11 @@ def test_trainers_on_ray_have_the_same_bits(root, ray_pools):
 def test_a_trainer_on_ray_may_compile_for_as_long_as_it_takes(root, tmp_path, ray_cluster, monkeypatch):
     limits = []
 
-    def noted(*_, client_timeout_s, **__):
-        limits.append(client_timeout_s)
+    def noted(*_, timeout_s, **__):
+        limits.append(timeout_s)
         raise Stopped
 
-    monkeypatch.setattr("raysim.engine.ray.server.RayServer", noted)
+    monkeypatch.setattr("raysim.engine.ray.server.TrainerStarter", noted)
     for backend in (False, "eager"):
         plan = plan_of(
             root, name=str(backend), storage=str(tmp_path), resources={"backend": "ray"}, local={"compile": backend}
