@@ -18,26 +18,27 @@ from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Message, Method, RunSizes, ServerView, State, require
 from raysim.core.weights import Weights
 
-#: Hooks of other methods through which a client may be seen without noise.
+#: Hooks of other methods that may reveal a client without noise -> reason.
 EXCLUDES = {
     "report": "clients' reports reach the server without noise",
     "overhear": "messages between clients have no noise",
     "weigh": "dp bounds each client by its weight, and another weight could exceed `clip`",
-    "server_update": "the server step may look at updates or clients, which have no noise",
+    "server_update": "the server step may read updates or clients without noise",
 }
 
-#: Above it epsilon is 0 to all digits and a model is noise.
+#: Largest noise multiplier; above it epsilon is 0 to all digits, and the model is noise.
 MOST_NOISE = 1e4
 
-#: Methods whose server step is a function of the noised sum and of nothing else.
+#: Methods whose server step is a function of the noised sum only.
 POST_PROCESSING = frozenset({"fedavgm", "fedacg"})
 
-#: Width of the bins of a privacy loss distribution, which rounds epsilon up by less than this.
+#: Width of the bins of a privacy loss distribution; rounding raises epsilon by less than this width.
 BIN = 1e-3
 
 Accountant = Literal["rdp", "pld"]
 
-#: Of adaptive clipping, as in the paper's experiments: the step eta_C, and the count's noise sigma_b as a share of the cohort.
+#: Adaptive clipping as in the paper's experiments: the step eta_C, and the count's noise sigma_b as a share of the
+#: cohort.
 STEP, COUNT_NOISE = 0.2, 1 / 20
 
 
@@ -52,35 +53,37 @@ def dp(
     accountant: Accountant = "rdp",
     trust: list[str] | None = None,
 ) -> Method:
-    """DP-FedAvg: clip each update and add Gaussian noise to the sum, so that the sum reveals little about a single
-    client.
+    """DP-FedAvg: clip each update and add Gaussian noise to the sum, which then reveals little about a single client.
 
-    McMahan et al. 2018 (arXiv:1710.06963), Algorithm 1, uniform weights and the estimator with a fixed denominator, with S
-    the clip, z the noise and m the size of the cohort (with Poisson sampling the expected one), not the number that came:
+    McMahan et al. 2018 (arXiv:1710.06963), Algorithm 1 with uniform weights and a fixed denominator, for the clip S,
+    the noise z and the size m of the cohort (with Poisson sampling the expected size, not the number of participants):
         w+ = w + (1/m) (sum_k min(1, S / ||u_k||) u_k + N(0, (z S)^2 I))
-    The norm is over all shared parameters. Server steps behind it (fedavgm) see the noised mean alone. A round in which
-    nobody came is noise alone.
+    The norm is over all shared parameters. Server steps listed after dp (fedavgm) see only the noised mean. The update
+    of a round without clients is noise.
 
-    Adaptive clipping, Andrew et al. 2021 (arXiv:1905.03871), Algorithm 1: with b the share of norms <= S, noised,
+    Adaptive clipping, Andrew et al. 2021 (arXiv:1905.03871), Algorithm 1, with the noised share b of norms <= S:
         S+ = S exp(-0.2 (b - adaptive)),   b = 1/2 + (1/m) (sum_k (b_k - 1/2) + N(0, sigma_b^2)),   sigma_b = m / 20
-    and noise z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2) on the sum, so that sum and count together cost what z says. A cohort
-    smaller than 20 z has sigma_b = z, which is ours: with the paper's the count alone costs all that z says at m = 10 z.
+    and noise z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2) on the sum, so that the sum and the count together have the privacy
+    of z. A departure from the paper: a cohort smaller than 20 z has sigma_b = z, since with m / 20 the count alone
+    would spend the privacy of z at m = 10 z.
 
     With `epsilon`, z is the least noise with which all rounds of the run spend at most epsilon; `dp/noise` is z. A finished run
     that is resumed with more rounds keeps z, and spends more.
 
-    `dp/epsilon` is what the rounds so far have spent at this delta, `dp/next_epsilon` with one more (dp-accounting, the extra
-    `privacy`). Accountant rdp composes Renyi divergences (Mironov, Talwar, Zhang 2019, arXiv:1908.10530); pld composes
-    distributions of the privacy loss (Koskela, Jälkö, Honkela 2020, arXiv:1906.03049; Doroshenko et al. 2022,
-    arXiv:2207.04380), which gives a lower epsilon for the same noise. Neighbours, with the share q = m / clients: with
-    cohort.sampling poisson two populations of which one has one client more; with fixed cohorts two of one size in which
-    one client is another. There a client can move the sum by 2 S, so the accounting is with z / 2.
+    `dp/epsilon` is the epsilon spent so far at this delta, `dp/next_epsilon` the epsilon after one more round
+    (dp-accounting, the extra `privacy`). Accountant rdp composes Renyi divergences (Mironov, Talwar, Zhang 2019,
+    arXiv:1908.10530); pld composes distributions of the privacy loss (Koskela, Jälkö, Honkela 2020, arXiv:1906.03049;
+    Doroshenko et al. 2022, arXiv:2207.04380), which gives a lower epsilon for the same noise. With cohort.sampling
+    poisson and the share m / clients, neighbours are two populations of which one has one client more. With fixed
+    cohorts, neighbours are two populations of the same size that differ in one client; a client can then move the sum
+    by 2 S, so the accounting uses z / 2.
 
-    It holds for what is sent to clients and for the final model, not for the records of a simulation, and as far as
-    pseudo-random noise from a seed and float arithmetic are random and exact: docs/methods/privacy.md.
-    Degenerate cases: noise 0 clips alone (the count keeps its noise), epsilon is infinite. A client without a step counts
-    for 0.
-    Refused beside it: methods that report, weigh, overhear, or have a server step that may read more than the noised sum.
+    Epsilon holds for the messages to clients and for the final model, not for the records of a simulation, and only as
+    far as pseudo-random noise from a seed and float arithmetic are random and exact: docs/methods/privacy.md.
+    Degenerate cases: with noise 0 updates are only clipped (the count keeps its noise), and epsilon is infinite. A
+    client without a step adds 0 to the sum.
+    Refused beside dp: methods with a hook `report`, `weigh` or `overhear`, or with a server step that may read more
+    than the noised sum.
 
     Args:
       clip: S, largest L2 norm of a client's update, > 0; with `adaptive`, the clip of the first round.
@@ -118,7 +121,7 @@ def dp(
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         size, bound = noise_cohort_size or server.cohort_size, state["clip"]
         sampled, z = (size, server.population, server.sampling), noise
-        if epsilon is not None:  # kept, so that a run with more rounds later has noise of one size
+        if epsilon is not None:  # kept: a run resumed with more rounds keeps its noise
             z = state.get("noise") or noise_for(accountant, epsilon, delta, server.num_rounds, *sampled)
             server.log("noise", z)
         _log(server, bound, epsilon_by_rounds(accountant, delta, z, *sampled), trusted)
@@ -169,7 +172,7 @@ def refuse_buffers(layout: Layout, name: str) -> None:
 
 
 def clipping(client: ClientView) -> dict[str, Tensor]:
-    """norm: ||u_k|| of what the client sends; scale: min(1, S / ||u_k||), 1 for an update of 0."""
+    """Report norm: ||u_k|| of the sent update; scale: min(1, S / ||u_k||), 1 for an update of 0."""
     update = client.layout.zero_personal_(client.params - client.start)
     norm = torch.linalg.vector_norm(update, dtype=torch.float64)
     return {"norm": norm, "scale": (client.message["clip"] / norm).clamp(max=1.0)}
@@ -189,7 +192,7 @@ def next_clip(clip: float, quantile: float, deviation: float, server: ServerView
 
 
 def split_noise(noise: float, size: int) -> tuple[float, float]:
-    """(sigma_b of the count, multiplier of the sum) that together are as private as `noise`; Andrew et al., theorem 1."""
+    """Return (sigma_b of the count, multiplier of the sum), together as private as `noise`: Andrew et al., thm. 1."""
     sigma_count = max(COUNT_NOISE * size, noise)
     return sigma_count, noise / math.sqrt(1 - (noise / (2 * sigma_count)) ** 2)
 
@@ -210,7 +213,7 @@ def _of_round(noise: float, size: int, population: int, sampling: str) -> tuple[
 
 @lru_cache(maxsize=32)
 def spending(noise: float, size: int, population: int, sampling: str) -> tuple[Sequence[float], Any]:
-    """(orders, Renyi divergence of each) of one round; rounds add up. size: clients of a round, of the population."""
+    """Return (orders, Renyi divergence at each order) of one round; divergences add up. size: clients of a round."""
     event, neighbours = _of_round(noise, size, population, sampling)
     accountant = require_accounting().rdp.RdpAccountant(neighboring_relation=neighbours)
     accountant.compose(event)
@@ -267,7 +270,7 @@ def noise_for(
     _, neighbours = _of_round(1.0, size, population, sampling)
     make: Callable[[], Any] = partial(accounting.rdp.RdpAccountant, neighboring_relation=neighbours)
     bracket = None
-    if accountant == "pld":  # near zero noise its distributions would fill the memory
+    if accountant == "pld":  # near zero noise, the distributions would fill the memory
         most = noise_for("rdp", epsilon, delta, rounds, size, population, sampling)
         bracket = accounting.ExplicitBracketInterval(most / 3, most)
         make = partial(accounting.pld.PLDAccountant, value_discretization_interval=BIN)
@@ -316,7 +319,7 @@ def _fault(
             f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: one client's data could be published"
         )
     if accountant == "pld" and sizes.sampling != "poisson":
-        return "accountant pld knows Poisson cohorts only; set cohort.sampling to poisson, or accountant to rdp"
+        return "accountant pld needs Poisson cohorts; set cohort.sampling to poisson, or accountant to rdp"
     size = noise_cohort_size or sizes.cohort_size
     if epsilon is not None:
         least = epsilon_after(sizes.num_rounds, spending(MOST_NOISE, size, sizes.population, sizes.sampling), delta)

@@ -14,38 +14,39 @@ from methods.dp import require_accounting, require_mechanism, stateless_init
 from raysim.base.counting import counts_without
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
 
-#: Methods whose loss is a mean over examples, or whose gradients and reports use nothing of the examples beside the noised steps.
+#: Methods that may run beside dp_sgd: losses are means over examples; gradients and reports use examples only through
+#: the noised steps.
 SAFE = local_dp.POST_PROCESSING | frozenset(
     ["fedprox", "fedacg", "feddyn", "scaffold", "fedrs", "fedlc", "norm_bounding", "clipped_clustering", "sign_guard"]
 )
 
-#: Orders of Renyi divergences: whole ones, which take a sixth of the time, for an epsilon some 2 % higher.
+#: Integer orders of Renyi divergences: a sixth of the time of fractional orders, and an epsilon some 2 % higher.
 ORDERS = [*range(2, 64), 72, 80, 96, 128, 192, 256, 384, 512]
 
 
 def dp_sgd(
     *, clip: float = 1.0, noise: float = 1.0, delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5
 ) -> Method:
-    """Clip the gradient of each example and add Gaussian noise to the sum over a batch, which protects single examples of a
-    client.
+    """Clip the gradient of each example and add Gaussian noise to the sum over a batch, to protect single examples.
 
-    Abadi et al. 2016 (arXiv:1607.00133), algorithm 1, in each local step, with S the clip, z the noise and B examples:
+    Abadi et al. 2016 (arXiv:1607.00133), algorithm 1, in each local step, with the clip S, the noise z and B examples:
         g = (1/B) (sum_i min(1, S / ||g_i||) g_i + N(0, (z S)^2 I))
     Neighbours are two data sets of a client, one with one example more than the other. `dp_sgd/epsilon` is the largest
     epsilon of a client of the round for all its local steps so far, by Renyi divergences of Poisson-sampled batches of the
-    share B / n_k (dp-accounting, the extra `privacy`). Batches here are slices of a random order, as in most
-    implementations, and this epsilon is the usual stand-in for theirs (Chua et al. 2024, arXiv:2403.17673, on the gap).
-    Everything computed from the noised steps is post-processing: robust rules, compression, server steps and `fedvg` may
-    run beside dp_sgd. The numbers of examples are public, as are the records of a simulation.
+    share B / n_k (dp-accounting, the extra `privacy`). As in most implementations, batches are slices of a random
+    order, for which this epsilon is an approximation (Chua et al. 2024, arXiv:2403.17673, measure the gap). Everything
+    computed from the noised steps is post-processing: robust rules, compression, server steps and `fedvg` may run
+    beside dp_sgd. The numbers of examples are public, as are the records of a simulation.
 
     A local step computes B gradients one after the other. `train/loss` is the loss of the last example of each batch.
-    Refused beside it: methods that read the examples in another way, or whose loss is no mean over examples; BatchNorm.
+    Refused beside dp_sgd: methods that read the examples in another way, losses that are not a mean over examples, and
+    BatchNorm.
 
     Args:
       clip: S, largest L2 norm of an example's gradient, > 0.
       noise: z, standard deviation of the noise in each entry of the sum as a multiple of the clip, >= 0; with 0 epsilon is
         infinite.
-      delta: delta of (epsilon, delta)-privacy, in (0, 1) and below 1 / n_k.
+      delta: delta of (epsilon, delta)-privacy, in (0, 1), chosen below 1 / n_k.
     Raises:
       ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
     """

@@ -19,14 +19,16 @@ POST_PROCESSING = frozenset({"fedvg", "fedvg_loss", "fedvg_cosine"})
 def local_dp(
     *, clip: float = 1.0, noise: float = 1.0, delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5
 ) -> Method:
-    """Each client sends min(1, S / ||u_k||) u_k + N(0, (z S)^2 I), so that even the server learns little about its examples.
+    """Clip each update and add Gaussian noise at the client, so that even the server learns little about the examples.
 
-    The Gaussian mechanism (Dwork and Roth 2014, appendix A) at the client, with S the clip and z the noise. Any two data sets
-    of a client are neighbours: the sent vector moves by at most 2 S. `local_dp/epsilon` is the largest epsilon of a client of
-    the round, which grows with the n rounds in which the client took part: exactly that of one Gaussian mechanism with noise
-    z / (2 sqrt(n)) (Balle and Wang 2018, arXiv:1805.06530; dp-accounting, the extra `privacy`). Everything that the server
-    computes from the sent vectors is post-processing: `fedvg`, `krum` and other robust rules may run beside it, and compression
-    after it. The numbers of examples are public, as are the records of a simulation. The norm is over all shared parameters.
+    The Gaussian mechanism (Dwork and Roth 2014, appendix A) at the client, with clip S and noise z. Client k sends
+        min(1, S / ||u_k||) u_k + N(0, (z S)^2 I)
+    Any two data sets of a client are neighbours: the sent vector moves by at most 2 S. `local_dp/epsilon` is the
+    largest epsilon of a client of the round, which grows with the n rounds in which the client took part: exactly that
+    of one Gaussian mechanism with noise z / (2 sqrt(n)) (Balle and Wang 2018, arXiv:1805.06530; dp-accounting, the
+    extra `privacy`). Everything that the server computes from the sent vectors is post-processing: `fedvg`, robust
+    rules without a report (`krum`) and compression may be listed after local_dp. The numbers of examples are public, as
+    are the records of a simulation. The norm is over all shared parameters.
 
     Args:
       clip: S, largest L2 norm of an update before the noise, > 0.

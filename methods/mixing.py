@@ -1,4 +1,4 @@
-"""Mixing before a robust rule: the rule sees means of a few updates in place of the updates."""
+"""Mixing before a robust rule: means of a few updates replace the updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from methods import voters
 from raysim.core.method import Method, RunSizes, ServerView, State, Value
 from raysim.core.weights import Weights
 
-#: Rules that are functions of the updates alone; other rules also use reports or a set of the server.
+#: Rules that are functions of the updates alone; other rules also use reports or the server's validation set.
 RULES = frozenset(
     [
         "coordinate_median",
@@ -29,23 +29,24 @@ RULES = frozenset(
 
 
 def nnm(*, attackers: float = 0.2) -> Method:
-    """Nearest-neighbour mixing: the robust rule that follows sees each update as the mean of its n - f nearest updates.
+    """Replace each update, before a robust rule, by the mean of its n - f nearest updates (nearest-neighbour mixing).
 
-    Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan 2023 (AISTATS, arXiv:2302.01772), algorithm 2, of n clients of whom
-    f attack:
+    Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan 2023 (AISTATS, arXiv:2302.01772), algorithm 2, with n clients
+    of which f attack:
         Y_k = mean of the n - f updates nearest to Δ_k, Δ_k itself among them
-    Mixing brings the honest updates together, whatever the skew of their data; with it the rules named below reach an error of
-    order f / n, the lowest possible. Distances come from the products of all pairs; of equally near updates, those of the
-    first clients count.
-    Rules that may follow: coordinate_median, trimmed_mean, geometric_median, centered_clipping, krum, bulyan, clustering and
-    dnc. Every client counts the same.
-    Degenerate cases: attackers 0 gives every rule the mean of all; clients without a step have no vote.
+    Mixing brings the honest updates together, whatever the skew of the clients' data. After mixing, the rules named
+    below have an error of order f / n times the variance of the honest updates, the lowest possible order. Distances
+    come from the products of all pairs; among equally near updates, the first clients are taken.
+    Rules that may follow: coordinate_median, trimmed_mean, geometric_median, centered_clipping, krum, bulyan,
+    clustering and dnc. Every client has one vote.
+    Degenerate cases: with attackers 0 the rule sees n copies of the mean of all updates; clients without a step have no
+    vote.
 
     Args:
       attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
     Raises:
       ValueError: attackers out of range.
-      MethodError: in a round, no more clients than attackers.
+      MethodError: a round has no more clients than attackers.
     """
     count_of = voters.counter("nnm", "attackers", attackers)
 
@@ -61,14 +62,14 @@ def nnm(*, attackers: float = 0.2) -> Method:
 
 
 def bucketing(*, size: int = 2) -> Method:
-    """The robust rule that follows sees means of a few updates, drawn at random without replacement.
+    """Replace the updates, before a robust rule, by means of a few updates drawn at random without replacement.
 
-    Karimireddy, He, Jaggi 2022 (ICLR, arXiv:2006.09365), algorithm 1, of n clients in a random order pi, with s the size:
+    Karimireddy, He, Jaggi 2022 (ICLR, arXiv:2006.09365), algorithm 1, with n clients in a random order pi:
         Y_i = mean of Δ_pi(k) for k in bucket i of s clients,   i = 1, ..., ceil(n / s)
-    Means of a few clients with different data are more alike than the updates are; a bucket with an attacker is an attacker, so
-    a rule must stand f attackers among ceil(n / s). The last bucket may hold fewer clients and counts as much.
-    The rules that may follow are those of `nnm`.
-    Degenerate cases: size 1 changes the order of the clients alone; clients without a step have no vote.
+    Means of a few clients with different data differ less than the updates. A bucket with an attacker counts as an
+    attacker, so the rule must withstand f attackers among ceil(n / s) vectors. The last bucket may hold fewer clients
+    and has the same vote. The rules that may follow are listed in `nnm`.
+    Degenerate cases: size 1 only changes the order of the clients; clients without a step have no vote.
 
     Args:
       size: s, clients of a bucket, >= 1; 2 in the paper's experiments.
@@ -88,7 +89,7 @@ def bucketing(*, size: int = 2) -> Method:
 
 
 def _mixing(name: str, matrix: Callable[[ServerView], Tensor], count: Callable[[int], int]) -> Method:
-    """Return a method before a rule.
+    """Return a method that mixes the updates before the robust rules listed after it.
 
     Args:
       matrix: matrix(server) -> (m, n) float64, the m vectors that the rule sees as mixtures of the n voters' updates.
@@ -125,7 +126,7 @@ def _mixing(name: str, matrix: Callable[[ServerView], Tensor], count: Callable[[
 
 
 def _mixed(server: ServerView, matrix: Tensor) -> tuple[ServerView, Tensor]:
-    """Return (the round as m clients that sent mixtures, the mixtures (m, K) over all clients). matrix: (m, n), over voters."""
+    """Return (the round with m mixtures as clients, mixtures (m, K) over all clients). matrix: (m, n), over voters."""
     mixture = torch.zeros(len(matrix), len(server.clients), dtype=torch.float64)
     mixture[:, server.is_active] = matrix
     same = torch.ones(len(matrix), dtype=torch.int64)

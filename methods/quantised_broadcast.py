@@ -1,4 +1,4 @@
-"""Compressed downlink: the server sends the global model in a few bits a parameter."""
+"""Compressed downlink: the server sends the global model with a few bits per parameter."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from raysim.core.seeding import torch_generator
 
 
 def quantised_broadcast(*, bits: int = 8) -> Method:
-    """Clients start from the global model rounded at random, without bias, to 2^bits levels between each leaf's extremes.
+    """Round the broadcast model at random, without bias, to 2^bits levels between the extremes of each leaf.
 
-    Probabilistic quantization of Konečný et al. 2016 (arXiv:1610.05492), section 3.2, on the downlink as in Caldas et al. 2018
-    (arXiv:1812.07210); of a leaf w with the step h = (max w - min w) / (2^bits - 1):
-        Q(w)_i = min w + h l_i,   l_i = floor((w_i - min w) / h) or one more, with the chance of the rest
-    Every client of a round receives the same Q(w). The server keeps w and adds the sum of the updates, which clients take
-    from Q(w), to w. A parameter takes `bits` bits, a leaf 8 bytes more. Left out of those papers: random rotations. Buffers are
-    sent whole.
+    Probabilistic quantization of Konečný et al. 2016 (arXiv:1610.05492), section 3.2, on the downlink as in Caldas et al.
+    2018 (arXiv:1812.07210). For a leaf w with the step h = (max w - min w) / (2^bits - 1), and x = (w - min w) / h:
+        Q(w)_i = min w + h l_i,   l_i = floor(x_i) + 1 with probability x_i - floor(x_i), else floor(x_i)
+    Every client of a round receives the same Q(w) and computes its update from Q(w); the server adds the sum of the
+    updates to w. A parameter takes `bits` bits, and each leaf 8 further bytes. The papers' random rotations are left
+    out. Buffers are sent whole.
 
     Args:
-      bits: of each parameter, 1 to 8.
+      bits: number of bits of each parameter, 1 to 8.
     Raises:
       ValueError: bits out of its range.
     """
@@ -48,7 +48,7 @@ def quantised_broadcast(*, bits: int = 8) -> Method:
 
 
 def rounded(values: Tensor, bits: int, generator: torch.Generator) -> Encoded:
-    """Levels and bounds of values [n], rounded at random without bias."""
+    """Return encoded levels and bounds of values [n], rounded at random without bias."""
     low, high = values.aminmax()
     exact = (values - low) * ((2**bits - 1) / (high - low).clamp_min(torch.finfo(torch.float32).tiny))
     level = (exact.floor() + (torch.rand(len(values), generator=generator) < exact - exact.floor())).clamp(
@@ -58,7 +58,7 @@ def rounded(values: Tensor, bits: int, generator: torch.Generator) -> Encoded:
 
 
 def restored(encoded: Encoded, size: int, bits: int) -> Tensor:
-    """[size]: the values that levels stand for."""
+    """Return the decoded values, [size]."""
     low, high = encoded["bounds"].tolist()
     levels = torch.from_numpy(unpacked(encoded["codes"], size, bits)).float()
     return levels.mul_((high - low) / (2**bits - 1)).add_(low)

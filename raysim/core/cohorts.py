@@ -17,7 +17,7 @@ def choose_cohort(
     clients varies and may be 0.
     """
     rng = numpy_generator(derive_seed(seed, "cohort", round_index))
-    if sampling == "poisson":  # that many of them, each set as likely: the same distribution as a draw for each client
+    if sampling == "poisson":  # every set of this size is equally likely, as with a draw for each client
         size = int(rng.binomial(population, size / population))
     return np.sort(rng.choice(population, size=size, replace=False)).astype(np.int64)
 
@@ -26,7 +26,8 @@ def without_dropouts(clients: np.ndarray, dropout: float, *, seed: int, round_in
     """Return the clients of a cohort without dropouts, ascending; at least one.
 
     Args:
-      dropout: chance of each client, in [0, 1); drawn per round and client, so another cohort changes nobody's fate.
+      dropout: probability that a client drops out, in [0, 1); drawn by round and client, whatever the rest of the
+        cohort.
     """
     if dropout == 0 or not len(clients):
         return clients

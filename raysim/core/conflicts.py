@@ -1,4 +1,4 @@
-"""Which methods cannot run together, and how to mend it: claims and needs of a list, checked before anything starts."""
+"""Conflicts between methods, with remedies: claims and needs of a list of methods, checked before a run starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raysim.base.texts import listed
 from raysim.core.layout import Layout
 from raysim.core.method import Method
 
-#: A claim of this kind replaces what the hook was given, so the claimant must stand before every modifier of the hook.
+#: Claim -> hook whose argument the claimant replaces; list the claimant before methods that modify the argument.
 REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
 
 #: In a claim: the path of the classifier layer, which a method does not know when it is built.
@@ -111,7 +111,7 @@ def _decided_twice(pairs: Sequence[tuple[Method, Method]], resources: Sequence[s
 
 
 def _discarded(first: Method, second: Method) -> list[str]:
-    """Faults for hooks of the first method that the second method replaces."""
+    """Return faults for hooks of the first method whose result the second method discards."""
     faults = []
     for kind, hook in REPLACES.items():
         have_hook = getattr(first, hook) is not None and getattr(second, hook) is not None
@@ -128,7 +128,7 @@ def _claims(method: Method, resource: str) -> bool:
 
 
 def _covers(claim: str, resource: str) -> bool:
-    """Whether a claim, a pattern or "pattern!pattern that is left out", is on a resource."""
+    """Return whether a claim covers a resource. claim: "pattern" or "pattern!excluded pattern"."""
     wanted, _, left_out = claim.partition("!")
     return fnmatchcase(resource, wanted) and not fnmatchcase(resource, left_out)
 

@@ -17,7 +17,7 @@ from raysim.core.weights import RightMap, Weights
 
 T = TypeVar("T")
 
-#: Hook -> what it is called with; the table in raysim/core/method.py says what each is.
+#: Hook -> its arguments, as in the table of raysim/core/method.py.
 CALLS = {
     "partition": ("partition",),
     "init": ("params", "layout"),
@@ -35,12 +35,12 @@ CALLS = {
     "evaluation_override": ("state", "server"),
 }
 
-#: Hook -> what the functions are called with that it returns.
+#: Hook -> arguments of the functions that the hook returns.
 INNER_CALLS = {"forward": ("layer", "inputs"), "loss": ("outputs", "batch"), "grads": ("params", "batch")}
 
 
 def fault_of_hook(method: Method, hook: str, what: str, mend: str = "") -> OwnCodeError:
-    """A slip of a method's hook as an error. what: "returned str, not a tensor"."""
+    """Return an error for a fault in a method's hook. what: the fault, as in "returned str, not a tensor"."""
     mend = mend or "the table at the top of raysim/core/method.py says what each hook takes and returns"
     return OwnCodeError(f"method {method.name}: its {hook} {what}", place_of(getattr(method, hook)), mend)
 
@@ -49,7 +49,7 @@ def check_calls(method: Method) -> None:
     """Refuse a hook with an incompatible signature.
 
     Raises:
-      OwnCodeError: it is no function, or takes fewer or more values.
+      OwnCodeError: the hook is not a function, or takes another number of arguments.
     """
     for hook, values in CALLS.items():
         function = getattr(method, hook)
@@ -86,7 +86,7 @@ def shaped(value: object, shape: torch.Size, method: Method, hook: str, where: s
     """Return a hook's tensor after a shape check.
 
     Args:
-      where: what part of the returned value it is, as in "as its update".
+      where: the part of the returned value, as in "as its update".
     """
     behind = f" {where}" if where else ""
     if not isinstance(value, Tensor):
@@ -100,7 +100,7 @@ def shaped(value: object, shape: torch.Size, method: Method, hook: str, where: s
 def called(function: Callable[..., T], method: Method, hook: str, view: ClientView) -> Callable[..., T]:
     """Wrap a client's hook so that writing to the shared broadcast point is an error.
 
-    PyTorch counts the writes to a tensor, so that a look at it costs nothing.
+    PyTorch counts the writes to a tensor, so the check costs nothing.
     """
 
     def call(*values: object) -> T:
@@ -132,7 +132,7 @@ def wrapped(method: Method, hook: Literal["forward", "loss", "grads"], inner: T,
     function = called(outer, method, hook, view)
 
     def checked(first: Tensor, batch: object) -> Tensor:
-        """first: the outputs of a loss; the parameters of a gradient."""
+        """Call the function and check its result. first: outputs for a loss, parameters for a gradient."""
         value = function(first, batch)
         shape = torch.Size() if hook == "loss" else first.shape
         return shaped(value, shape, method, hook, "from the returned function")
@@ -155,14 +155,14 @@ def _operations(
 def _checked_operation(name: str, operation: LayerOp, method: Method, view: ClientView) -> LayerOp:
     """Wrap an operation: the result must have a row for each input row and, for a linear layer, the layer's columns.
 
-    The classifier is one: columns that are too many would train without a word.
+    The classifier is a linear layer: surplus columns would train without an error.
     """
     function = called(operation, method, "forward", view)
 
     def checked(layer: Module, inputs: Tensor) -> Tensor:
         outputs = function(layer, inputs)
         where = f"from the function for {name}"
-        if isinstance(layer, Linear):  # the weight's rows: a method may run the layer with a narrower one
+        if isinstance(layer, Linear):  # rows of the weight: a method may run the layer with a narrower weight
             shape = torch.Size((*inputs.shape[:-1], len(layer.weight)))
             return shaped(outputs, shape, method, "forward", where)
         if isinstance(outputs, Tensor) and outputs.shape[:1] != inputs.shape[:1]:
@@ -207,7 +207,7 @@ def weighed(method: Method, weights: Weights, view: ServerView) -> Weights:
 
 
 def _is_weight(weight: object, count: int, leaf: tuple[int, ...]) -> bool:
-    """Whether a value is a weight of each of so many clients on a leaf of this shape."""
+    """Return whether a value has the form of weights of this number of clients on a leaf of this shape."""
     if isinstance(weight, RightMap):
         return weight.maps.dtype == torch.float64 and weight.maps.shape == (count, *leaf[1:], *leaf[1:])
     if not isinstance(weight, Tensor) or weight.dtype != torch.float64 or not weight.dim():

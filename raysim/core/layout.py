@@ -19,9 +19,9 @@ from torch import Tensor, nn
 class Leaf:
     """One named tensor of the layout.
 
-    `layer` is the owning module's path, `block` its layer block (FedVG's granularity), `is_channels_last` says that a
-    convolution weight lies as (out, height, width, in) in the vector while its view keeps the usual shape. `is_lookup`: an
-    embedding, whose rows are looked up and multiply nothing.
+    `layer` is the owning module's path, `block` its layer block (FedVG's granularity). `is_channels_last`: a
+    convolution weight lies as (out, height, width, in) in the vector, and its view keeps the usual shape. `is_lookup`:
+    an embedding, whose rows are looked up, not multiplied.
     """
 
     name: str
@@ -144,7 +144,7 @@ class Layout:
         return {leaf.name: self.view(vector, leaf) for leaf in leaves}
 
     def pack(self, leaf: Leaf, value: Tensor) -> Tensor:
-        """[leaf.size]: a tensor of the leaf's shape, in the order in which the leaf lies in the vector."""
+        """Return a tensor of the leaf's shape as [leaf.size], in the order of the vector."""
         return (value.permute(0, 2, 3, 1) if leaf.is_channels_last else value).reshape(-1)
 
     def norms(self, vector: Tensor, order: float = 2.0) -> Tensor:
@@ -228,9 +228,9 @@ def _persistent_names(module: nn.Module) -> set[str]:
 
 
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Counters such as BatchNorm's num_batches_tracked: never averaged, the largest of the cohort is kept.
+    """Return counters such as BatchNorm's num_batches_tracked: never averaged, the largest of the cohort is kept.
 
-    Integer tensors with dimensions are tables (the relative positions of Swin transformers): constants, left alone.
+    Integer tensors with dimensions are constant tables (the relative positions of Swin transformers) and are left out.
     """
     counters = {name: buffer for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
     persistent = _persistent_names(module)
@@ -238,11 +238,12 @@ def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Callable[[str], str]:
-    """Leaf name -> layer block.
+    """Return a function: leaf name -> layer block.
 
     "residual" (FedVG, section on granularity): each residual or encoder block, the head, and "stem" for all the rest:
-    first convolution, class token, embeddings, final normalisation. A convolution behind the blocks in the same sequence
-    is a block (MobileNetV2's last). The layers of a stage beside its blocks are a block, too (ConvNeXt's down-sampling).
+    first convolution, class token, embeddings, final normalisation. A convolution after the blocks in the same sequence
+    is a block (MobileNetV2's last). The layers of a stage beside its blocks are a block, too (ConvNeXt's
+    down-sampling).
     "stage" (FedVG's released code): each sequence of such blocks, unless the model has only one.
     "width": neighbouring blocks of one output width, named after the last of them: the stages of networks that are one
     long sequence (MobileNetV2's ten of FLFA, table 13). A model without such blocks has one block per layer.
@@ -286,8 +287,8 @@ def _runs_of_one_width(module: nn.Module, block_of: Callable[[str], str], alone:
 def _layer_blocks(module: nn.Module) -> dict[str, str]:
     """Return path prefix of each layer block -> prefix of its stage.
 
-    A block is a numbered child of a sequence with at least two weights (tensors of two or more dimensions). It is a
-    stage instead if it is, or has inside, a sequence of such blocks: at least two, or it holds nothing else.
+    A block is a numbered child of a sequence with at least two weights (tensors of two or more dimensions). The child
+    is a stage instead if it is, or contains, a sequence of such blocks (at least two blocks, or nothing else).
     """
     # Path of a sequence -> its numbered children -> their number of weights.
     sequences: dict[str, dict[str, int]] = {}

@@ -95,8 +95,9 @@ class Outputs(NamedTuple):
 class Message(NamedTuple):
     """Message from the server: params [num_params] (the broadcast point) and the fields of a method.
 
-    num_bytes: of the encoded form of the global parameters, which `params` stands for; the update is added to the global
-    parameters then, else to `params`. None: 4 bytes for each shared parameter.
+    num_bytes: size of the encoded global parameters, if `params` are their decoded values; the server then adds the
+    update to the global parameters. None: not encoded, 4 bytes for each shared parameter; the server adds the update to
+    `params`.
     """
 
     params: Tensor
@@ -413,10 +414,10 @@ class Method:
 
     Attributes:
       init: init(params, layout) -> the method's server state at the start of the run.
-      claims: exclusive resources as shell patterns, "a!b" for those of a without those of b: "criterion", "own-model",
-        "weights:<leaf>", "backward:<layer>", "arrivals", "broadcast-point", "merge" (the method's `server_update`
-        computes the update of its leaves anew from the clients' updates, and ignores the update that it receives),
-        "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
+      claims: exclusive resources as shell patterns, "a!b" for resources that match a and not b: "criterion",
+        "own-model", "weights:<leaf>", "backward:<layer>", "arrivals", "broadcast-point", "merge" (the method's
+        `server_update` computes the update of its leaves anew from the clients' updates, and ignores the update that it
+        receives), "server-optimizer"; "@head" in a pattern stands for the path of the classifier layer.
       needs: "classes" (one class per row), "clock" (the group `time`), "validation-set", "test-set", "client-order" (of
         the validation rows), "sgd", "features", "linear-head", "client-memory", "lora" (adapters), "lora-factors" (A
         and B of each adapter are trained and shared).

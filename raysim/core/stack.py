@@ -1,7 +1,7 @@
-"""Methods together: the one place where hooks are applied, and where methods are made of others.
+"""Several methods as a unit: the one place where hooks are applied and methods are composed.
 
-A `Stack` applies the hooks of its methods in list order; of wrapping hooks (`loss`, `grads`) the first method's is the
-innermost. It knows nothing of processes, files or tasks: views come in, values go out.
+A `Stack` applies the hooks of its methods in list order; in wrapping hooks (`loss`, `grads`) the first method is the
+innermost. A stack uses no processes, files or tasks: hooks get views and return values.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Stack:
       tensor([2.5000])
 
     Args:
-      methods: in the order of the configuration; none of them is FedAvg.
+      methods: in the order of the configuration; the empty list is FedAvg.
     """
 
     def __init__(self, methods: Iterable[Method] = ()):
@@ -112,10 +112,10 @@ class Stack:
     def client_step(
         self, views: Mapping[str, ClientView], loss: LossFn, gradient_of: Callable[[LossFn], GradFn]
     ) -> ClientStep:
-        """What a client runs at every local step.
+        """Return the parts of a client's local loop after all methods.
 
         Args:
-          views: method name -> the client as that method sees it.
+          views: method name -> the method's view of the client.
           loss: the base loss.
           gradient_of: gradient_of(loss) -> the innermost gradient function.
         """
@@ -132,7 +132,7 @@ class Stack:
         return ClientStep(ops, loss, gradient)
 
     def latecomers(self, clients: Tensor, crowd_of: Callable[[str], Crowd]) -> Tensor:
-        """(K,) bool: who trains once the others have. clients: (K,) int64. crowd_of(method name) -> all clients."""
+        """Return (K,) bool: which clients train last. clients: (K,) int64. crowd_of(method name) -> all clients."""
         late = torch.zeros(len(clients), dtype=torch.bool)
         for method in self.methods:
             if method.overhear is not None:
@@ -161,7 +161,7 @@ class Stack:
         """Return a copy of the client's own model, [num_state], or None.
 
         Args:
-          is_scored: whether own models are scored in this round; else only a model that the client keeps is made.
+          is_scored: whether own models are scored in this round; otherwise only models kept by the client are computed.
         """
         state = None
         for method in self.methods:
@@ -257,7 +257,7 @@ def chain(name: str, *parts: Method) -> Method:
         return {f"{part}.{key}": value for part, values in reports.items() for key, value in values.items()}
 
     def begin(view: ClientView) -> Tensor:
-        return cast("Tensor", stack.begin(_clients_inside(view, parts)))  # the hook is there where a part has it
+        return cast("Tensor", stack.begin(_clients_inside(view, parts)))  # the chain has a hook if a part has it
 
     def own_model(view: ClientView) -> Tensor:
         return cast("Tensor", stack.own_model(_clients_inside(view, parts), is_scored=True))
@@ -295,7 +295,7 @@ def chain(name: str, *parts: Method) -> Method:
         fits=lambda sizes: next(filter(None, (part.fits(sizes) for part in parts if part.fits is not None)), ""),
         base_weights=stack.base_weights,
         arrivals=stack.arrivals,
-        late_share=max((part.late_share for part in parts), default=0.0),  # shares of one crowd lie inside each other
+        late_share=max((part.late_share for part in parts), default=0.0),  # shares of one crowd are nested
     )
 
 

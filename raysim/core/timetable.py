@@ -119,7 +119,7 @@ class Timetable:
             count = min(count, len(free))
             if count <= 0:
                 return []
-            # Those who begin with the round are FedAvg's cohort; each later draw of the round is a draw of its own.
+            # The first draw of a round is FedAvg's cohort; each later draw of the round has its own seed.
             seed = self.seed if not arrived else derive_seed(self.seed, "begin", round_index, len(arrived))
             clients = free[choose_cohort(len(free), count, seed=seed, round_index=round_index, sampling=sampling)]
             clients = without_dropouts(clients, dropout, seed=seed, round_index=round_index)
@@ -142,8 +142,8 @@ class Timetable:
         return _turn_of(arrived)
 
     def _waited(self, begin: Callable[[int], list[Flight]], cohort_size: int) -> Turn:
-        """Return the clients of a synchronous round: the first `cohort_size` to arrive, and nobody after the deadline."""
-        self.flights = []  # of an asynchronous phase before this one
+        """Return the clients of a synchronous round: the first `cohort_size` to arrive before the deadline."""
+        self.flights = []  # an earlier asynchronous phase may have left flights
         while self.available and not len(self._free()):
             self._to_next_hour()
         begun = sorted(begin(math.ceil(self.over_selection * cohort_size - 1e-9)))

@@ -1,4 +1,4 @@
-"""Aggregation weights: what `weigh` hooks exchange and the fold consumes."""
+"""Aggregation weights: values of `weigh` hooks, with which updates are summed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a configuration to something that can run."""
+"""From a configuration to a running server and trainers."""

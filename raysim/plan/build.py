@@ -1,6 +1,6 @@
 """From a checked plan to servers and trainers.
 
-What crosses to actors is a `Recipe`, names and numbers, from which each process builds its own parts.
+Actors get a `Recipe` of names and numbers, from which each process builds its own parts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 
 def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """As `lru_cache`, for arguments that pickle but have no hash; results are shared, so not to be changed."""
+    """Cache by pickled arguments, which need no hash; callers share the results and must not change them."""
 
     @lru_cache(maxsize=256)
     def call_pickled(arguments: bytes) -> Result:
@@ -61,9 +61,9 @@ def cached_by_value(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 @dataclass(frozen=True)
 class Made:
-    """What was made for a run on the driver's node: a folder of shards, a file of weights.
+    """Files made for a run on the driver's node: a folder of shards, a file of weights.
 
-    node: Ray's id of that node, from where other nodes get them; empty without Ray.
+    node: Ray's id of the driver's node, from which other nodes fetch the files; empty without Ray.
     """
 
     shards: str
@@ -75,8 +75,8 @@ class Made:
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    own: the user's own functions, or where they are, see `raysim.base.own_code`.
-    held_out_every: of the held-out sets every so many-th row is used, for measurements that scale up.
+    own: the user's own functions, or their place, see `raysim.base.own_code`.
+    held_out_every: n, if every n-th row of the held-out sets is used, as in measurements of cost.
     target_scale: see `on_scaled_targets`; None: targets stay as they are.
     speeds: of all clients in simulated time; None without `time`.
     """
@@ -101,7 +101,7 @@ class Recipe:
 
     def methods(self) -> list[Method]:
         methods, faults = build_methods(self.config.methods)
-        # Checked by the driver, so a worker sees another code than the driver.
+        # The driver has checked the methods, so after a fault the worker has other code than the driver.
         refuse(faults, "the recipe, in a worker")
         return methods
 
@@ -124,7 +124,7 @@ class Plan:
 
     Attributes:
       info: the set, with the shape of its images after `data.preprocess`.
-      ready: what was made of it before; None: the run makes it.
+      ready: inputs prepared before the run; None: the run prepares its inputs.
     """
 
     config: Config
@@ -149,7 +149,7 @@ class Plan:
 
     @property
     def weights_sha256(self) -> str:
-        """Of the user's own file of weights; "" where none is given, or the library's are."""
+        """Digest of the user's own file of weights; "" without a file, or with weights of the library."""
         given, name = self.config.model.pretrained, self.config.model.name
         if self.ready and given not in (None, "default"):
             return self.ready.made.weights.sha256 + weights_sha256(None, name)
@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether clients keep anything between rounds."""
+        """Whether clients keep tensors between rounds."""
         return bool(self.layout.personal) or any("client-memory" in method.needs for method in self.methods)
 
     @property
@@ -166,7 +166,7 @@ class Plan:
 
     @property
     def depends_on_length(self) -> str:
-        """What makes a round depend on the number of rounds, in words; empty if nothing does."""
+        """Setting or method by which a round depends on the number of rounds; empty if there is none."""
         if self.config.local.schedule == "cosine":
             return "local.schedule cosine"
         return next((method.name for method in self.methods if method.is_phase), "")
@@ -206,7 +206,7 @@ def model_spec(config: Config, info: SetInfo) -> ModelSpec:
     """Return the model specification of a configuration; unknown keys of the model group are options of the model.
 
     Args:
-      info: of the set as it is stored; the model gets the shape of the inputs made of it.
+      info: of the stored set; the specification has the shape of the inputs after preprocessing.
     """
     data, shape = config.data, info.shape
     if info.is_images:
@@ -227,7 +227,7 @@ def with_weights(spec: ModelSpec, made: Made | None) -> ModelSpec:
 
 
 def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, ...], *, vocabulary: int = 0) -> ModelSpec:
-    """The same for inputs of a known shape; vocabulary, input_shape: see `ModelSpec`."""
+    """Return the model specification for inputs of a given shape; vocabulary, input_shape: see `ModelSpec`."""
     lora = None
     if model.lora is not None:
         lora = LoraSpec(model.lora.rank, model.lora.alpha, tuple(model.lora.targets), model.lora.dropout)
@@ -236,7 +236,7 @@ def spec_of(model: ModelGroup, num_classes: int, input_shape: tuple[int, ...], *
 
 
 def input_transform(config: Config, info: SetInfo, *, channels_last: bool = False) -> Transform:
-    """The input pipeline of the configuration; unknown names (checked elsewhere) count as none.
+    """The input pipeline of the configuration; unknown names (checked elsewhere) are ignored.
 
     Raises:
       LookupError: an augmentation of the user's own that cannot be used.
@@ -275,8 +275,8 @@ def _square(side: int | None) -> tuple[int, int] | None:
 
 
 def local_settings(config: Config) -> LocalSettings:
-    """The local loop's view of the configuration."""
-    group = config.local.model_dump(exclude={"epochs"} if config.local.epochs is None else None)  # beside steps
+    """Return the settings of the local loop."""
+    group = config.local.model_dump(exclude={"epochs"} if config.local.epochs is None else None)  # local.steps is set
     return LocalSettings(**group, num_rounds=config.rounds)
 
 

@@ -60,10 +60,11 @@ def check(
     """Check a raw configuration completely, without starting Ray or writing a run.
 
     Args:
-      has_room: its resources were reserved already, perhaps on a smaller machine than the one that checked them.
-      ready: what was made of its data before; its files are then not looked at, nor needed.
-      validates: whether something uses validation rows; None: as this configuration has it.
-      reads_weights: False: what `model.pretrained` names is neither read nor fetched, as for the price of a run.
+      has_room: resources are already reserved, so they are not compared with this machine's.
+      ready: inputs prepared before; the files of the data are then neither read nor needed.
+      validates: whether validation rows are used; None: decided from this configuration.
+      reads_weights: False: weights named by `model.pretrained` are neither read nor fetched, as for an estimate of
+        cost.
     Raises:
       ConfigError: with every fault found.
     """
@@ -123,7 +124,7 @@ def check(
 def check_partition(
     raw: Mapping[str, object], source: str, *, validates: bool | None = None
 ) -> tuple[SetInfo, Manifest]:
-    """The partition of a raw configuration, without a look at its model. `validates` and raises: as `check`; DataError."""
+    """Return the partition of a raw configuration, without checking the model. See `check`; raises DataError, too."""
     config = located(sound_config(raw, source))
     sets = open_sets(config)
     config, faults = _split(config, sets, raw, validates)
@@ -140,12 +141,12 @@ def _split(config: Config, sets: Sets, raw: Mapping[str, object], validates: boo
 def inspect_model(
     name: str, settings: Settings, size: int | None, channels: int, classes: int
 ) -> tuple[ModelSpec, Layout, str]:
-    """A model by itself: specification, layout, and the first line of its documentation.
+    """Return a model's specification, layout, and first line of documentation.
 
     Args:
       settings: of the config's model group.
-      size: height and width of the images, or length of the sequences; those that the model was made for, if None.
-      classes: for a model that reads tokens also how many different ones there are.
+      size: height and width of the images, or length of the sequences; None: the size for which the model was made.
+      classes: number of classes; for a model that reads tokens also the size of the vocabulary.
     Raises:
       ConfigError: unknown name, unknown or unfit settings.
     """
@@ -163,9 +164,9 @@ def inspect_model(
 
 
 def _parse(raw: Mapping[str, object]) -> tuple[Config | None, list[Method], list[Fault]]:
-    """(configuration, methods, faults); where keys have faults, the others still count, with defaults for these."""
+    """Return (configuration, methods, faults); keys with faults have their defaults in the configuration."""
     config, faults = parse_config(raw)
-    specs = without(raw, faults).get("methods")  # those that hold a fault are known
+    specs = without(raw, faults).get("methods")  # methods with faults are reported already
     methods, method_faults = build_methods(specs if isinstance(specs, list) else [])
     faults += method_faults
     if config is None:
@@ -208,7 +209,7 @@ def _try_once(spec: ModelSpec, file: tuple[int, int] | None) -> None:
 def _stamp(pretrained: str | None) -> tuple[int, int] | None:
     try:
         status = os.stat(pretrained or "")
-    except (OSError, ValueError):  # no file, and so no weights of a file's
+    except (OSError, ValueError):  # no file of weights
         return None
     return status.st_size, status.st_mtime_ns
 

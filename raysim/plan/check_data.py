@@ -39,7 +39,7 @@ class Sets:
         """Return the description of the training set, with the image shape after preprocessing."""
         work = self.preprocess
         info = replace(self.images.info, shape=work.shape, input_type=work.input_type)
-        # The moments written down are those of the images as they are prepared.
+        # The stored moments are those of the images as prepared.
         return replace(info, mean=(), deviation=()) if work.is_any else info
 
 
@@ -58,7 +58,7 @@ def open_sets(config: Config) -> Sets:
     """Open every set that the configuration names.
 
     Raises:
-      DataError: one is not there and cannot be made, or is damaged.
+      DataError: a set is missing and cannot be prepared, or is damaged.
     """
     external, reader = config.data.validation_set.external.name, config.data.reader
     images = _open_set(config, config.data.name) if reader is None else _sound(open_own_set(config, reader))
@@ -120,15 +120,15 @@ def _how_to_prepare(name: str, root: Path) -> str:
     return f"run {make}, which {files}; or correct data.root"
 
 
-#: A set's file, checksum, names of outputs, and shape of an input: a partition depends on no more of a set.
+#: A set's file, checksum, names of outputs, and shape of an input: a partition depends on nothing else of a set.
 _Source = tuple[Path, str, tuple[str, ...], tuple[int, ...]]
 
 
 def draw_partition(config: Config, sets: Sets) -> Manifest:
-    """The partition of the sets; the same one is drawn once in a process.
+    """Return the partition of the sets; the same partition is drawn once in a process.
 
     Raises:
-      DataError: it cannot be drawn.
+      DataError: the partition cannot be drawn.
     """
 
     def source(images: PreparedSet) -> _Source:
@@ -149,12 +149,12 @@ def _manifest_of(
     others = {name: PreparedSet(path) for name, (path, *_) in tests}
     try:
         return make_manifest(PreparedSet(images[0]), spec, PreparedSet(external[0]) if external else None, others)
-    except DataError as error:  # cached as well: it takes ten seconds to see that no draw succeeds
+    except DataError as error:  # cached as well: ten seconds pass until no draw has succeeded
         return error
 
 
 def partition_spec(config: Config) -> PartitionSpec:
-    """The data layer's view of the configuration; keys of one name mean the same in both."""
+    """Return the partition settings for the data layer; keys of equal names have equal meanings in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
     scheme, own = part.scheme, chosen.from_clients
     file = part.file if scheme.name == "file" and part.file else ""
@@ -180,7 +180,7 @@ def partition_spec(config: Config) -> PartitionSpec:
     )
 
 
-def _digest(path: str) -> str:  # of what a file holds: partitions are kept by it, not by the path
+def _digest(path: str) -> str:  # of the content: partitions are cached by content, not by path
     mend = "give the path of a CSV, Parquet or JSON file; a run's examples.csv is one"
     with explained("cannot be read", f"partition file {path}", mend, OSError):
         return file_digest(Path(path))

@@ -19,12 +19,12 @@ from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, InputTransform
 from raysim.training.tasks import CLASSES, REGRESSION, Task, fits
 
-#: Keys of `data` that are for images alone, and their values that do nothing.
+#: Key of `data` for images only -> values without effect.
 FOR_IMAGES = {"resize": None, "crop": None, "channels": None, "augment": "none", "shift": "none"}
 
 
 def input_faults(config: Config, info: SetInfo) -> list[Fault]:
-    """Whether the input pipeline fits the set's inputs."""
+    """Return faults of an input pipeline that does not fit the set's inputs."""
     data, shape = config.data, info.shape
     if data.normalise == STANDARD and not info.mean:
         text = "the set has no stored mean and deviation; prepare the set again"
@@ -75,15 +75,16 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
     return faults
 
 
-#: Task -> the type of the targets that it reads; one of the user's own reads what it likes.
+#: Task -> type of its targets; a user's own task may read any type.
 TARGET_TYPES = {"classes": "int64", "labels": "uint8", "regression": "float32", "tokens": "int32"}
 
 
 def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) -> list[Fault]:
-    """Whether the task can read the set's targets and the model's outputs.
+    """Return faults of a task that cannot read the set's targets or the model's outputs.
 
     Args:
-      outputs: shape of the model's for one example; None: there is no sound model, and they count as the targets need them.
+      outputs: shape of the model's outputs for one example; None: the model has faults, and its outputs are
+        assumed to fit the targets.
     """
     name = config.task.name if config.task else info.task
     try:
@@ -110,7 +111,7 @@ def _metric_faults(config: Config, task: Task) -> Iterator[Fault]:
     for index, name in enumerate(config.evaluation.metrics):
         key, short = f"evaluation.metrics[{index}]", name.rpartition(":")[2]
         if task.name == "tokens":
-            yield Fault(key, "needs targets and logits, and of tokens neither is kept; remove the key")
+            yield Fault(key, "needs targets and logits, which are not kept for tokens; remove the key")
         elif ":" not in name and short != task.main:
             yield Fault(key, f"{name} needs one class a row; remove the metric, or write your own function")
         elif short in (task.main, task.of_part):
@@ -121,7 +122,7 @@ def memory_faults(config: Config, info: SetInfo, manifest: Manifest | None = Non
     """Return faults for batches beyond this machine's memory, by a lower bound: float32 of resized images.
 
     Args:
-      manifest: None: it is not known yet, and a batch has one example at least.
+      manifest: None if not known yet; a batch then has at least one example.
     """
     data, shape, kind = config.data, info.shape, "inputs"
     if info.is_images:

@@ -25,24 +25,24 @@ from raysim.plan.start import serial_recipe
 from raysim.plan.timing import speeds_of, timetable_of
 from raysim.training.local import LocalSettings, batch_bounds, needs_two_examples
 
-#: Seconds of a run beside its rounds, and of a round beside training, sum and scores: records, pictures, the final model.
-#: Measured with the digits on a machine of two cores.
+#: Seconds of a run outside of its rounds, and of a round outside of training, sum and scores: records, pictures, the
+#: final model. Measured with the digits on a machine of two cores.
 RUN_S, ROUND_S = 0.6, 0.002
 
-#: Local steps of the rounds that are measured: their distance is the price of a step. Of steps that take long, fewer.
+#: Local steps of the two measured rounds, whose difference gives the cost of a step; slow steps take fewer.
 FEW_AND_MANY, SLOW_STEP_S, SLOW_FEW_AND_MANY = (2, 8), 1.0, (1, 3)
 
-#: Held-out rows of the first look, and the fewest of a measurement; it has more if they take no more than so many seconds.
+#: Held-out rows of the first measurement and the least number of later ones; seconds that more rows may take.
 LOOK_ROWS, SCORING_S = 64, 4.0
 
-#: Seconds that a round of the measurement may take where more clients make it truer, and that all rounds of a phase are
-#: to take, where there are few pairs: beside other work on the machine a short look says little.
+#: Seconds of a measured round up to which clients are added for accuracy, and seconds of all measured rounds of a phase
+#: if there are few pairs: short measurements are inaccurate beside other work on the machine.
 ROUND_LIMIT_S, PHASE_S = 0.5, 4.0
 
 #: CPU seconds after which further pairs of network and method are no longer measured.
 LIMIT_S = 60.0
 
-#: Parts of groups that no second of a step depends on.
+#: Keys that do not change the time of a step.
 TIMELESS = {
     "local": {"lr", "lr_decay", "schedule", "epochs", "steps"},
     "data": {"root", "files", "split", "split_within_clients"},
@@ -51,7 +51,7 @@ TIMELESS = {
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a phase: rounds, and the totals of clients, local steps, trained images, and clients who come too late."""
+    """Work of a phase: rounds, and the totals of clients, local steps, trained images, and late clients."""
 
     rounds: int
     clients: int
@@ -62,14 +62,15 @@ class Work:
 
 @dataclass(frozen=True)
 class RunCost:
-    """Work of a run that nothing ends early.
+    """Work of a run without an early end.
 
     Attributes:
       work: of each phase.
-      scored: images in evaluations, and in those that clients make for their methods; a rough count of the latter.
+      scored: images in evaluations, and a rough count of images that clients score for methods.
       held_out: images of one evaluation.
       simulated_s: simulated time of the run, with updates and reports that are not compressed; 0 without a clock.
-      pair: runs that share it share the seconds of a step: network, inputs, batch size, methods; network: a part of it.
+      pair: network, inputs, batch size and methods; runs of one pair have the same time of a step. network: a part
+        of pair.
     """
 
     work: tuple[Work, ...]
@@ -131,7 +132,7 @@ def cost_of(plan: Plan) -> RunCost:
 
 
 def _timed_turns(table: Timetable, plan: Plan, phase: Phase, first: int, skips_single: bool) -> list[Turn]:
-    """The clients whose updates end each round; moves simulated time to the end of the phase."""
+    """Return the clients whose updates end each round; advance simulated time to the end of the phase."""
     sizes, sent = plan.manifest.sizes, plan.layout.shared_bytes
     turns = []
     for index in range(first, first + phase.rounds):
@@ -145,7 +146,7 @@ def _timed_turns(table: Timetable, plan: Plan, phase: Phase, first: int, skips_s
 
 
 def _trained(turn: Turn, index: int) -> Turn:
-    """The turn; where nobody comes, one client trains and is dropped."""
+    """Return the turn; in a round without clients, one client trains and is dropped."""
     return turn if len(turn.clients) else turn._replace(clients=np.zeros(1, np.int64), begun=np.array([index]))
 
 
@@ -181,12 +182,12 @@ def images_of(steps: int, num_examples: int, settings: LocalSettings, skips_sing
 
 
 def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates, ...]:
-    """Seconds of each phase, from rounds of few and of many local steps with some clients, on the plan's own shards.
+    """Return the rates of each phase, from short rounds of few and of many local steps on the plan's own shards.
 
-    Weights are random: a step takes as long, and neither a file nor the network is needed.
+    Parameters are random: a step takes as long, and no pretrained weights are read or fetched.
 
-    A network too slow for all held-out rows scores every so many-th, and what they take is scaled up: an evaluation, and
-    all that a client takes beside its steps where methods score there.
+    A network too slow for all held-out rows scores every n-th row. The times are scaled up by n: of an evaluation, and,
+    if methods score at clients, of a client outside of its steps.
     """
     model = plan.config.model.model_copy(update={"pretrained": None})
     plan = replace(plan, config=plan.config.model_copy(update={"model": model}))
@@ -205,7 +206,7 @@ def measured(plan: Plan, cost: RunCost, phase_s: float = PHASE_S) -> tuple[Rates
         batch = work.images / max(1, work.steps)
         few, many = (_steps(phase, n) for n in (SLOW_FEW_AND_MANY if image_s * batch > SLOW_STEP_S else FEW_AND_MANY))
         began = time.perf_counter()
-        # The first one warms up, the second is also evaluated, once: scores can take longer than the steps.
+        # The first round warms up; the second is evaluated, once, since scores can take longer than steps.
         trial = [rounds.of_few_clients(phase, few, batch, evaluates=evaluates) for evaluates in (False, True)][-1]
         count = len(trial.clients["client"])
         guess_s = trial.metrics["system/train_s"] / count * (many / few if few else 1)
@@ -229,7 +230,7 @@ def _steps(phase: Phase, wanted: int) -> int:
 
 
 class _Rounds:
-    """Short rounds of a plan in this process; each has a number of its own, since trainers cache by round."""
+    """Short rounds of a plan in this process; each round has its own number, since trainers cache by round."""
 
     def __init__(self, plan: Plan, recipe: Recipe):
         self._trainer = make_trainer(recipe)
@@ -239,12 +240,12 @@ class _Rounds:
         self._sizes, self._seed, self._played = plan.manifest.sizes, plan.config.seed, 0
 
     def of(self, phase: Phase, steps: int, num_clients: int, batch: float, *, evaluates: bool = False) -> RoundRecord:
-        """A round of a phase with so many local steps and clients; batch: mean images of a step of the whole run."""
+        """Run a round of a phase. batch: mean number of images of a step in the whole run."""
         settings = replace(phase.settings, steps=steps, lr=min(phase.settings.lr, 1e-3))  # 8 steps must not diverge
         one = replace(phase, settings=settings, rounds=1, cohort_size=num_clients)
         one = replace(one, dropout=0.0, stragglers=0.0, sampling="fixed")
-        # Behind phases of no round it has another number. Another round stands behind it, for the last one is evaluated
-        # in any case.
+        # Phases without rounds before it give the round a new number; a phase after it keeps it from being the last
+        # round, which is always evaluated.
         self._trainer.phases = (*[replace(one, rounds=0)] * self._played, one, one)
         seed = _like_all(self._sizes, num_clients, phase.settings.batch_size, batch, self._seed)
         self._played += 1
@@ -252,7 +253,7 @@ class _Rounds:
         return server.run_round(0)
 
     def of_few_clients(self, phase: Phase, steps: int, batch: float, *, evaluates: bool = False) -> RoundRecord:
-        """A round with two clients, or as many more as a rule of the methods needs."""
+        """Run a round with two clients, or with more if a method needs more."""
         count = min(2, phase.cohort_size)
         while True:
             try:
@@ -271,7 +272,7 @@ def clock_of(recipe: Recipe) -> Callable[[], float]:
 
 
 def _mean(records: Sequence[RoundRecord]) -> RoundRecord:
-    """One round with the mean of each metric."""
+    """Return one record with the mean of each metric."""
     metrics = {key: fmean(record.metrics[key] for record in records) for key in records[0].metrics}
     return replace(records[0], metrics=metrics)
 
@@ -290,7 +291,8 @@ def rates_of(few: RoundRecord, many: RoundRecord, evaluation_s: float) -> Rates:
     """Return the rates: a step costs the slope between two rounds of the same clients, a client the remainder.
 
     Args:
-      few, many: rounds that differ in their local steps alone. evaluation_s: seconds of an evaluation, handed on.
+      few, many: rounds that differ only in their local steps. evaluation_s: seconds of an evaluation, returned as
+        given.
     """
     clients = len(few.clients["client"])
     steps = [int(record.clients["num_steps"].sum()) for record in (few, many)]
@@ -303,7 +305,7 @@ def rates_of(few: RoundRecord, many: RoundRecord, evaluation_s: float) -> Rates:
 
 
 def seconds_of(cost: RunCost, rates: Sequence[Rates], trainers: int = 1) -> float:
-    """Seconds of a run with so many trainers at once."""
+    """Return the seconds of a run with this number of trainers."""
     seconds = RUN_S + cost.evaluations * rates[0].evaluation_s / trainers
     for work, rate in zip(cost.work, rates, strict=True):
         at_once = max(1.0, min(trainers, work.clients / max(1, work.rounds)))
@@ -316,13 +318,13 @@ def measure_all(
     on_step: Callable[[str], None] = lambda _: None,
     limit_s: float = LIMIT_S,
 ) -> tuple[dict[str, tuple[Rates, ...]], int]:
-    """(pair -> its rates, how many pairs were left to the mean of their network, since measuring took too long).
+    """Return (pair -> its rates, number of pairs that have the mean rates of their network, since time ran out).
 
     Args:
-      runs: (cost, what makes the plan) of each; one run stands for all of its pair.
+      runs: (cost, function that makes the plan) of each run; one run is measured for each pair.
     """
     pairs = {cost.pair: (cost, make_plan) for cost, make_plan in runs}
-    networks = {cost.network: cost.pair for cost, _ in pairs.values()}  # one of each is measured whatever it takes
+    networks = {cost.network: cost.pair for cost, _ in pairs.values()}  # one pair of each network is always measured
     order = dict.fromkeys([*networks.values(), *pairs])
     rates: dict[str, tuple[Rates, ...]] = {}
     began = time.process_time()

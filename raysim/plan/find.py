@@ -1,4 +1,4 @@
-"""What a configuration names: methods, metrics, class mappings and functions of the user's own, found and checked."""
+"""Objects named by a configuration, found and checked: methods, metrics, class mappings, the user's functions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _build_method(spec: object, key: str) -> Method | list[Fault]:
         method = None if faults else make(**parsed)
         if isinstance(method, Method):
             check_calls(method)
-    except OwnCodeError as error:  # it names its place
+    except OwnCodeError as error:  # the error names its place
         return [Fault(key, str(error))]
     except (Exception, SystemExit) as error:  # a method of the user's own may raise anything
         place = place_in(error)
@@ -72,7 +72,7 @@ def _build_method(spec: object, key: str) -> Method | list[Fault]:
 
 
 def find_method(name: str) -> Callable[..., Method]:
-    """The function behind a method's name; raises as `find`."""
+    """Return the function of a method's name; raises as `find`."""
     return find(name, METHODS, "method")
 
 
@@ -99,10 +99,10 @@ def find_task(name: str) -> Task | Callable[..., object]:
 
 
 def made_task(make: Callable[..., object], options: Settings) -> Task:
-    """What a function of the user's own makes.
+    """Return the task that a user's function makes.
 
     Raises:
-      OwnCodeError: it fails, or returns no Task.
+      OwnCodeError: the function fails, or does not return a Task.
     """
     with own_errors(make):
         task = make(**options)
@@ -119,7 +119,7 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """Return the object of a name, or the user's object of `module:function`.
 
     Raises:
-      LookupError: there is none; says what is known.
+      LookupError: unknown name; the message has the known names.
     """
     if name in known:
         return known[name]
@@ -139,7 +139,7 @@ def _own_metric(metric: Metric) -> Metric:
 
     def call(labels: np.ndarray, logits: np.ndarray) -> float:
         with own_errors(metric):
-            value = metric(labels.copy(), logits.copy())  # it may write into them; other metrics follow
+            value = metric(labels.copy(), logits.copy())  # copies: a metric may write to its arguments
             if not isinstance(value, SupportsFloat):
                 raise OwnCodeError(f"a metric returned {type(value).__name__}", place_of(metric), "return one number")
             return float(value)
@@ -206,7 +206,7 @@ def own_faults(key: str, spec: Spec, find_function: Callable[[str], Callable[...
 def open_own_set(config: Config, reader: Spec) -> PreparedSet:
     """Return the set of a user's reader, written again if missing or outdated."""
     data = config.data
-    if data.name in SOURCES:  # a later run without the reader would take it for the set of that name
+    if data.name in SOURCES:  # a later run without the reader would read it as raysim's set
         mend = "choose another data.name for the set of your reader"
         raise DataError(f"{data.name!r} is a set of raysim's own", "", mend)
     path = set_path(Path(data.root), data.name)
@@ -252,8 +252,8 @@ class MethodNames:
 
         spec.__doc__ = METHODS[name].__doc__
         options_of = signature(METHODS[name], eval_str=True).replace(return_annotation=MethodEntry)
-        vars(spec)["__signature__"] = options_of  # what Jupyter completes behind the bracket
-        # Without its options, `methods=[raysim.methods.fedprox]`, the name says all.
+        vars(spec)["__signature__"] = options_of  # Jupyter completes these options after the bracket
+        # Without options, as in `methods=[raysim.methods.fedprox]`, the entry is the name.
         spec.__name__ = spec.__qualname__ = name
         spec.__module__ = ""
         return spec

@@ -10,15 +10,15 @@ from raysim.base.errors import Fault, refuse
 from raysim.config import Config
 from raysim.engine.schedule import fitting
 
-#: Part of a GPU that a trainer gets at least where both it and the number of trainers are auto, and in a trial of a sweep.
+#: Least part of a GPU for a trainer if this part and the number of trainers are auto, and in a trial of a sweep.
 AUTO_GPU = 0.25
 
-#: Names that are no custom resources.
+#: Names that cannot be custom resources.
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 class Resources(NamedTuple):
-    """What a run takes: trainer processes, with CPUs and a fraction of a GPU each."""
+    """Resources of a run: trainer processes, with CPUs and a fraction of a GPU each."""
 
     trainers: int
     cpus_per_trainer: float
@@ -26,7 +26,7 @@ class Resources(NamedTuple):
 
 
 def check_resources(config: Config) -> list[Fault]:
-    """Check a run's resources on this machine; those of a cluster are known only once connected."""
+    """Check a run's resources on this machine; a cluster's resources are known only after connecting."""
     wanted, cores, faults = config.resources, os.cpu_count() or 1, []
     if wanted.gpus_per_trainer != "auto" and wanted.gpus_per_trainer > 1 and wanted.gpus_per_trainer % 1:
         text = f"{wanted.gpus_per_trainer:g} is neither a fraction of a GPU nor a whole number of GPUs; round it"
@@ -48,16 +48,16 @@ def check_resources(config: Config) -> list[Fault]:
 
 
 def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]], *, may_grow: bool = False) -> Resources:
-    """What a run begins with; without a GPU everything runs on CPUs. docs/placement.md has examples.
+    """Return the resources with which a run starts; without a GPU, trainers use CPUs. docs/placement.md has examples.
 
-    `auto`: one CPU a trainer, as many trainers as CPUs; with GPUs at most four trainers on each, and for each the largest
-    part of a GPU with which all of them fit.
+    `auto`: one CPU a trainer, as many trainers as CPUs; with GPUs at most four trainers on each GPU, and for each
+    trainer the largest part with which all trainers fit.
 
     Args:
-      rooms: resources, by Ray's names, of each node or bundle: no trainer lies on two.
-      may_grow: Ray's autoscaler may start nodes for what does not fit, and says what it cannot start.
+      rooms: resources, by Ray's names, of each node or bundle; a trainer uses a single room.
+      may_grow: Ray's autoscaler may start nodes for resources that do not fit, and reports nodes that it cannot start.
     Raises:
-      ConfigError: more was asked for than there is.
+      ConfigError: the run needs more resources than there are.
     """
     wanted = config.resources
     if not may_grow:
@@ -92,10 +92,10 @@ def resolve_resources(config: Config, rooms: Sequence[Mapping[str, float]], *, m
 
 
 def gpu_share(config: Config, gpus: float, *, may_grow: bool = False) -> float:
-    """The part of a GPU, or the whole ones, that a trainer gets; with both `auto`, at least.
+    """Return the part of a GPU, or the number of GPUs, of a trainer; with `auto`, the least part.
 
     Args:
-      gpus: that there are; without any, trainers are on CPUs, unless nodes may come and the run asks for a number of GPUs.
+      gpus: number of GPUs; if 0, trainers use CPUs, unless nodes may join and the run sets a number of GPUs.
     """
     wanted = config.resources
     if wanted.device == "cpu" or (not gpus and not (may_grow and wanted.gpus_per_trainer != "auto")):
@@ -104,7 +104,7 @@ def gpu_share(config: Config, gpus: float, *, may_grow: bool = False) -> float:
 
 
 def share_of(taken: Resources, config: Config) -> dict[str, float]:
-    """What each trainer takes, by Ray's names."""
+    """Return the resources of each trainer, by Ray's names."""
     gpu = {"GPU": taken.gpus_per_trainer} if taken.gpus_per_trainer else {}
     return {"CPU": taken.cpus_per_trainer, **gpu, **config.resources.custom}
 
@@ -125,5 +125,5 @@ def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:
 
 
 def resources_text(share: Mapping[str, float]) -> str:
-    """Resources as a message shows them: "{CPU: 1, GPU: 0.25}"."""
+    """Return resources as a message shows them: "{CPU: 1, GPU: 0.25}"."""
     return "{" + ", ".join(f"{name}: {each:g}" for name, each in share.items()) + "}"

@@ -22,11 +22,11 @@ from raysim.plan.find import build_methods
 
 
 def with_split(config: Config, images: PreparedSet, *, uses_validation: bool) -> tuple[Config, list[Fault]]:
-    """(the configuration with `data.split` decided, settings that then have no effect).
+    """Return (the configuration with `data.split` decided, faults for settings that then have no effect).
 
-    Rows are held out for validation only if something uses them, unless the configuration says how many. A partition file
-    with splits overrides the settings of `data`, which may be those of the run that wrote it: a warning names the ones
-    that are left out.
+    Rows are held out for validation only if a method, metric or key uses them, unless the configuration sets their
+    number. A partition file with splits overrides the settings of `data`, which may come from the run that wrote the
+    file: a warning names the ignored settings.
     """
     data, splits = config.data, images.splits
     if _file_has_splits(config, images):
@@ -68,7 +68,7 @@ def _split_by_file(config: Config) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update=defaults)})
 
 
-#: data.validation_set of a complete configuration that leaves it alone.
+#: data.validation_set with its defaults, as in a complete configuration.
 NO_CHANGE = DataGroup().validation_set.model_dump(mode="json")
 
 
@@ -95,7 +95,7 @@ def _method_lists(value: object) -> list[list[str | Settings]]:
     return [specs for choices in domains if isinstance(choices, list) for specs in choices if isinstance(specs, list)]
 
 
-#: data.split -> by which rule rows are held out.
+#: data.split -> rule by which rows are held out.
 RULES = {
     "official": "the set's own split",
     "file": "the split of partition.file",
@@ -104,7 +104,7 @@ RULES = {
 
 
 def rows_line(config: Config, manifest: Manifest) -> str:
-    """How many rows train, validate and test, and by which rule."""
+    """Return a line with the numbers of rows that train, validate and test, and the rule."""
     rule = RULES.get(config.data.split, config.data.split)
     rule += " of each client" if config.data.split_within_clients else ""
     train, validate, test = int(manifest.sizes.sum()), len(manifest.validation), len(manifest.test)

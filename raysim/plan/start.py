@@ -31,9 +31,9 @@ def started_server(
 
     Args:
       on_step: on_step(what begins now, in words). on_note: on_note(a trainer's loss or restart, in words).
-      patience_s: seconds to wait for a cluster that does not answer, or has not what it had.
+      patience_s: seconds to wait for a cluster that does not answer, or has lost resources.
     Raises:
-      ClusterLost: also in the block. ConfigError: Ray has not the resources that the configuration asks for.
+      ClusterLost: also in the block. ConfigError: Ray lacks resources that the configuration needs.
     """
     if plan.config.is_serial():
         with arithmetic_kept():
@@ -59,7 +59,7 @@ def _serial_server(plan: Plan, folder: RunFolder, on_step: Tell) -> Server:
 
 
 def serial_recipe(plan: Plan, on_step: Tell = silent) -> Recipe:
-    """The recipe of a server and a trainer in this process; makes the shards."""
+    """Make the shards, and return the recipe of a server and a trainer in this process."""
     wanted = plan.config.resources
     made = _made(plan, write_serially, "", on_step)
     return plan.recipe(made, num_threads=threads_of(wanted.cpus), wants_gpu=wanted.gpus_per_trainer != 0)
@@ -80,12 +80,12 @@ def _ray_server(
         has_group = is_in_group()
         may_grow = not has_group and autoscales()
         taken = patiently(lambda: resolve_resources(config, placements(), may_grow=may_grow), patience_s, on_step)
-        # Ray Data's tasks would wait for CPUs that are not in the group, or would take those of the trainers to come.
+        # Ray Data's tasks would wait for CPUs that are not in the group, or would take the CPUs of later trainers.
         write = write_serially if has_group else write_shards
         made, num_threads = _made(plan, write, this_node(), on_step), threads_of(taken.cpus_per_trainer)
         recipe = plan.recipe(made, num_threads=num_threads, wants_gpu=taken.gpus_per_trainer > 0)
         threads = {"threads_per_trainer": recipe.num_threads}
-        # The type of a GPU is that of the trainer's node, unless the configuration says it.
+        # The trainer's node decides the type of a GPU, unless the configuration sets the type.
         device = "cpu" if not taken.gpus_per_trainer else "gpu" if wanted.device == "auto" else wanted.device
         facts = {"backend": "ray", "device": device, **taken._asdict(), "custom": wanted.custom, **threads}
         folder.write_json(folder.environment, environment(facts))
@@ -116,10 +116,10 @@ def _ray_server(
 
 
 def _made(plan: Plan, write: Write, node: str, on_step: Tell) -> Made:
-    """The shards and weights of a run, made here unless a sweep's driver has.
+    """Return the shards and weights of a run; made here, unless a sweep's driver has made them.
 
     Args:
-      write: the shards' files; node: this node, where other nodes of Ray get what they need, or empty.
+      write: writes the shards' files; node: this node, from which Ray's other nodes fetch files, or empty.
     """
     if plan.ready is not None:
         return plan.ready.made
@@ -130,5 +130,5 @@ def _made(plan: Plan, write: Write, node: str, on_step: Tell) -> Made:
 
 
 def threads_of(cpus: float) -> int:
-    """PyTorch threads of a trainer with so many CPUs: at least one."""
+    """Return the number of PyTorch threads of a trainer with this number of CPUs: at least one."""
     return max(1, int(cpus))

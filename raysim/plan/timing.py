@@ -124,9 +124,9 @@ def time_faults(config: Config, methods: Sequence[Method]) -> Iterator[Fault]:
     name = asynchronous[0]
     for key in ("deadline_s", "over_selection"):
         if key in config.time.model_fields_set:
-            yield Fault(f"time.{key}", f"has no effect with {name}, which waits for no cohort; remove the key")
+            yield Fault(f"time.{key}", f"has no effect with {name}: updates end its rounds; remove the key")
     if config.cohort.sampling == "poisson":
-        yield Fault("cohort.sampling", f"poisson draws cohorts, and {name} has none; remove the key")
+        yield Fault("cohort.sampling", f"poisson draws cohorts, and {name} draws clients one by one; remove the key")
     if arrivals > config.cohort_size:
         text = f"{name} waits for {arrivals} updates, and {config.cohort_size} clients are at work at a time"
         yield Fault("cohort", f"{text}; raise cohort.size, or lower the number of updates")

@@ -21,7 +21,7 @@ from raysim.models.pretrained import pretrained_weights, read_weights, weights_s
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """A file of weights on the driver's machine; both are empty where a model has none."""
+    """A file of weights on the driver's machine; both fields are empty for a model without a file."""
 
     path: str = ""
     sha256: str = ""
@@ -40,7 +40,7 @@ def held_weights(spec: ModelSpec, cache: Path) -> HeldWeights:
     """The weights that a specification asks for: the user's own file, or the library's, fetched once into the cache.
 
     Raises:
-      ModelError: they cannot be had.
+      ModelError: the weights cannot be read or fetched.
     """
     if spec.pretrained is None:
         return HeldWeights()

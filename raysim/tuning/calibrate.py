@@ -1,7 +1,7 @@
 """`raysim calibrate`: LIVAR's table from pairs of runs, federated and joint, of one initialisation.
 
-Each pair is two runs like any others, in `<storage>/<name>/p0-s0/federated` and `.../joint`; the same command again runs
-what is not finished, and fits and draws anew. The one module of `methods` that knows of runs: only the verb imports it.
+Each pair is two ordinary runs, in `<storage>/<name>/p0-s0/federated` and `.../joint`. The same command resumes
+unfinished runs, and fits and draws anew. Only the verb imports this module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raysim.tuning.planner import SweepTrial, trial_of, with_whole_files
 
 FILE = "calibration.json"
 
-#: The two runs of a partition and seed; the joint one has all examples.
+#: The two runs of a partition and seed; the joint run has all examples.
 KINDS = ("federated", "joint")
 
 #: Columns of rows.csv.
@@ -66,20 +66,20 @@ class CalibrationPlan:
 
     @property
     def suffix(self) -> str:
-        """Ends the names of what is written: a forest with a third feature (appendix B) stands beside the table's own."""
+        """End of the names of written files, so that a forest with a third feature (appendix B) has its own files."""
         return "_count" if self.settings.count_feature else ""
 
     @property
     def file(self) -> Path:
-        """Where the table is written: `calibration.json`, or `calibration_count.json`."""
+        """Path of the table: `calibration.json`, or `calibration_count.json`."""
         return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
 
 
 def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
-    """All runs with everything checked: nothing has been started or written.
+    """Return the plan of all runs, checked completely; nothing is started or written.
 
     Raises:
-      ConfigError: every fault; besides those of a run: several rounds, joint data, or methods that do not begin with livar.
+      ConfigError: every fault of a run; several rounds, joint data, or a first method other than livar.
     """
     config = sound_config(raw, source)
     refuse(_own_faults(config), source)
@@ -101,7 +101,7 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
 def _trial(raw: Raw, calibration: str, name: str, partition_seed: int, source: str) -> SweepTrial:
     own = copy.deepcopy({**raw, "name": f"{calibration}/{name}", "methods": []})
     own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed}
-    if name.endswith("joint"):  # settings of the federation have no effect without one
+    if name.endswith("joint"):  # settings of the federation have no effect in joint training
         own["partition"]["scheme"] = "joint"
         remove(own, left_idle(own, Config, ({"partition": {"scheme": "joint"}}, raw)))
     else:
@@ -111,7 +111,7 @@ def _trial(raw: Raw, calibration: str, name: str, partition_seed: int, source: s
 
 
 def _own_faults(config: Config) -> Iterator[Fault]:
-    """What a run may have and a calibration may not."""
+    """Yield faults of settings that a run may have and a calibration may not."""
     if config.rounds != 1:
         yield Fault("rounds", f"must be 1, got {config.rounds}: clients and joint training start from the same point")
     if is_uri(config.storage):
@@ -150,7 +150,7 @@ def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
 
 
 def rows_of(plan: CalibrationPlan) -> pd.DataFrame:
-    """The rows of all pairs, in their order; see `rows_of_run`."""
+    """Return the rows of all pairs, in order; see `rows_of_run`."""
     pairs = dict.fromkeys(trial.name.partition("/")[0] for trial in plan.sweep.trials)
     return pd.concat([_rows(plan.folder, pair) for pair in pairs], ignore_index=True)
 
@@ -166,7 +166,7 @@ def _rows(folder: Path, pair: str) -> pd.DataFrame:
         layers = arrays["livar.importance_a:columns"].tolist()
 
         def factors(layer: str, factor: str) -> torch.Tensor:
-            """(K + 1, ...): the clients' factors and, last, the joint one."""
+            """Return (K + 1, ...): the factors of the clients and, last, of the joint run."""
             clients = torch.from_numpy(arrays[f"keep_factors.{layer}.{factor}"][is_active])
             return torch.cat([clients, joint[f"{layer}.lora_{factor.upper()}.default.weight"][None]])
 
@@ -185,14 +185,14 @@ def _rows(folder: Path, pair: str) -> pd.DataFrame:
 
 
 def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[Path] = ()) -> Result:
-    """Run, fit, explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
+    """Run, fit and explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
 
-    With calibrate.count_feature all of these have names of their own (`calibration_count.json`), on the same runs.
+    With calibrate.count_feature all files have other names (`calibration_count.json`); the runs are the same.
 
     Args:
       beside: folders of other calibrations, whose curves are drawn as well.
     Returns:
-      What `calibration.json` holds: the same bytes for the same configuration.
+      Content of `calibration.json`: the same bytes for the same configuration.
     Raises:
       DataError: no calibration in a folder of `beside`. Else as `run_pairs`.
     """

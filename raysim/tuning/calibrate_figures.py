@@ -1,4 +1,4 @@
-"""Figures of `raysim calibrate`: LIVAR's figures 2 and 3, the table, and how well the forest does."""
+"""Figures of `raysim calibrate`: LIVAR's figures 2 and 3, the table, and the accuracy of the forest."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from raysim.reporting.panels import legend, panel_grid, styles_of
 TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$", "num_examples": "number of examples $n_i$"}
 BINS = ("low", "mid", "high")
 
-#: Rows of a cell below which its coefficient stands on next to nothing.
+#: Number of rows below which the coefficient of a cell is unreliable.
 FEW_ROWS = 5
 
-#: What the paper's own table is called beside another.
+#: Title of the paper's table beside another table.
 PUBLISHED = "LIVAR, table A"
 
 
 def draw_calibration(
     folder: Path, suffix: str, results: Mapping[str, Result], targets: np.ndarray, predictions: np.ndarray
 ) -> None:
-    """shap.png, table.png and prediction.png in a folder, and the same in TensorBoard.
+    """Draw shap.png, table.png and prediction.png in a folder, and the same figures in TensorBoard.
 
     Args:
       suffix: ends the names of all files; results: label -> calibration, the folder's own first.
-      targets, predictions: (n,) coefficients of the own rows, and what the forest says of them.
+      targets, predictions: (n,) coefficients of the folder's own rows, and the forest's predictions.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -53,8 +53,8 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
     """SHAP value against the feature's quantile, mean and deviation in stretches (LIVAR, figure 2).
 
     Args:
-      results: label -> calibration; the first one's features are the panels and its cuts are dotted, the others' curves are
-        drawn over them (figure 3).
+      results: label -> calibration; the first calibration gives the panels (its features) and the dotted cuts, and the
+        curves of all others are drawn over the panels (figure 3).
     """
     own = next(iter(results.values()))
     styles = styles_of(list(results), next(iter(results)))
@@ -73,7 +73,7 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
         axes.axhline(0, color="0.6", lw=0.8)
         axes.set(xlim=(0, 1), xlabel=f"quantile of {TITLES[name]}", ylabel=f"SHAP value of {TITLES[name]}")
     ends = [axes.get_ylim() for axes in panels]
-    for axes in panels:  # one scale: a feature that says little looks like it
+    for axes in panels:  # one scale: a feature of little effect has a flat curve
         axes.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
     if len(results) > 1:
         legend(figure, panels)
@@ -102,7 +102,7 @@ def table_figure(result: Result, beside: Mapping[str, Sequence[Sequence[float]]]
             if number == 0:
                 count = result["counts"][row][column]
                 text += f"\n{count} rows"
-                if count < FEW_ROWS:  # what the forest says where it saw next to nothing
+                if count < FEW_ROWS:  # predictions of the forest from few rows
                     corner = (column - 0.5, row - 0.5)
                     axes.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="///", edgecolor="0.45", lw=0))
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)

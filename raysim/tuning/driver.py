@@ -34,7 +34,7 @@ from raysim.tuning.ready import AllReady, make_ready
 from raysim.tuning.resources import Bundle, make_callbacks, make_scheduler, nodes_with_room, ray_nodes
 from raysim.tuning.trial import WAIT_S, make_trainable, point_of
 
-#: Environment of the driver: no logger of Tune's own (each wants another package), no messages, few state files.
+#: Environment of the driver: no loggers of Tune (each needs another package), no messages, few state files.
 QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
@@ -43,10 +43,10 @@ QUIET = {
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial without the metric ends no other one; it is named at the end
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial without the metric ends no other trial; named at the end
 }
 
-#: Seconds between lines about progress, and how many of these there are at most.
+#: Seconds between lines about progress, and largest number of lines.
 PROGRESS_S, MOST_LINES = 30.0, 40
 
 
@@ -54,10 +54,10 @@ def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()
     """Run the unfinished trials of a sweep; return the sweep with all trials, and their outcomes.
 
     Args:
-      callbacks: of Ray Tune, beside those that the sweep's settings name.
+      callbacks: of Ray Tune, in addition to the callbacks in the sweep's settings.
     Raises:
-      ConfigError, RunExists: it cannot start, and nothing has been started.
-      Interrupted: a signal ended the sweep; starting it again runs what is unfinished.
+      ConfigError, RunExists: the sweep cannot start; nothing has been started.
+      Interrupted: a signal ended the sweep; the same command runs unfinished trials.
     """
     tunes_own = make_callbacks(sweep.base.tune.callbacks, callbacks)
     sweep.folder.mkdir(parents=True, exist_ok=True)
@@ -92,9 +92,10 @@ def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()
 
 
 def seal_stopped(folders: Sequence[Path]) -> None:
-    """Seal the records of trials that a scheduler stopped, if they did not do so themselves.
+    """Seal the records of trials that a scheduler stopped, unless the trials have sealed their records.
 
-    Tune may end a trial's process before it comes to that. It holds the lock of its folder as long as it may write there.
+    Tune may end a trial's process before the process seals them. A process holds the lock of its folder as long as it
+    may write there.
     """
     for folder in map(RunFolder, folders):
         if folder.status.name == "stopped" and not folder.seal.exists():
@@ -115,13 +116,13 @@ def _opening(sweep: Sweep, waiting: Sequence[SweepTrial]) -> str:
 def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Callback], made: AllReady) -> None:
     """Run all trials; trials that lost their process are repeated from their checkpoints.
 
-    Not by Tune's `FailureConfig(max_failures)`, which tries faults of a trial's own code again as well.
+    Tune's `FailureConfig(max_failures)` is not used, since it also repeats trials after faults of their own code.
     """
     num_failures, is_left = 0, True
     while is_left:
         try:
             _tune(source, nodes, callbacks, made)
-        except RuntimeError as error:  # Tune takes no process that Ray's memory monitor ended for a lost one, and ends
+        except RuntimeError as error:  # Tune does not count a process ended by Ray's memory monitor as lost, and raises
             if not isinstance(error.__cause__, LOSSES):
                 raise
             num_failures, reason = num_failures + 1, str(error.__cause__).partition("\n")[0]
@@ -141,7 +142,7 @@ def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Cal
     shutil.rmtree(work, ignore_errors=True)
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # A list may wait in line; what a search chooses next is better the later it is asked.
+    # Trials of a list may wait in line; a search chooses better the later it is asked.
     quiet = {**QUIET, "TUNE_MAX_PENDING_TRIALS_PG": "auto" if sweep.search else "200"}
     os.environ.update(quiet)
     with collected_signals(_end_trials) as received:
@@ -150,7 +151,7 @@ def _tune(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune.Cal
             tune_config=tune.TuneConfig(
                 metric=settings.metric,
                 mode=settings.direction,
-                num_samples=-1,  # the source says when there are no more
+                num_samples=-1,  # the source ends the sweep
                 search_alg=source,
                 max_concurrent_trials=settings.max_concurrent,
                 scheduler=make_scheduler(sweep),
@@ -171,30 +172,30 @@ class _Source(Searcher):
     """Source of trials for Tune: waiting trials first, then proposals of the search, if any.
 
     Attributes:
-      sweep: with all trials that were chosen so far.
+      sweep: the sweep with all trials chosen so far.
     """
 
     def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], watch: _Watch):
         super().__init__()
         self.sweep, self.watch = sweep, watch
-        # A scheduler compares with finished trials, too: these report their old rounds again.
+        # A scheduler compares with finished trials, too, which therefore report their old rounds again.
         compares = sweep.base.tune.scheduler is not None
         self._queue = deque(trial for trial in sweep.trials if not trial.same_as) if compares else deque(waiting)
         self._given: dict[str, SweepTrial] = {}
         self._ends: dict[str, Outcome] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {}  # Tune writes its source of trials to a file that nobody here reads back
+        return {}  # Tune pickles its source of trials; raysim never reads the file
 
     def take_unfinished(self) -> bool:
-        """Queue the trials that Tune started and did not finish, first of all; return whether any trial is left to run."""
+        """Queue first the trials that Tune started and did not finish; return whether any trial is left to run."""
         folders = {name: RunFolder(self.sweep.folder / name) for name in self._given}
         left = [trial for name, trial in self._given.items() if folders[name].status.name == "unfinished"]
         self._queue.extendleft(reversed(left))
         self._given = {}
         return bool(self._queue or (self.sweep.search and self.sweep.search.num_left))
 
-    def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED: Tune's annotation leaves that out
+    def suggest(self, trial_id: str) -> Any:  # a Point, or FINISHED, which Tune's annotation leaves out
         while not self._queue:
             if self.sweep.search is None or not self.sweep.search.num_left:
                 return Searcher.FINISHED
@@ -225,26 +226,26 @@ class _Watch(tune.Callback):
     """Mark trials ended by Tune and report each; report progress of the running trials at intervals.
 
     Args:
-      num_done: how many trials of the sweep were finished before.
+      num_done: number of trials finished before this start of the sweep.
     """
 
     def __init__(self, sweep: Sweep, waiting: Sequence[SweepTrial], listener: Listener, *, num_done: int = 0):
         self._sweep, self._say, self._show, self._copy = sweep, listener.say, listener.show, Copy(sweep.place)
         self._trials: dict[str, SweepTrial] = {}
         self._rounds: dict[str, int] = {}
-        self._resumed: dict[str, int] = {}  # rounds that were there before: a trial reports them again, and at once
-        self._first: tuple[float, float] | None = None  # when results first came, and the images of then
+        self._resumed: dict[str, int] = {}  # earlier rounds, which a trial reports again at its start
+        self._first: tuple[float, float] | None = None  # time of the first result, and the images at that time
         self._spoke_at = time.monotonic()
         self._num_before, self._num_ended, self._num_lines = num_done, num_done, 0
         self._losses: Counter[str] = Counter()
         self.expect(waiting)
 
     def told(self, line: str) -> None:
-        """Say a line."""
+        """Print a line."""
         self._say(f"  {line}")
 
     def expect(self, trials: Sequence[SweepTrial]) -> None:
-        """These are to run."""
+        """Add trials that will run."""
         self._trials |= {trial.name: trial for trial in trials}
         folders = {trial.name: RunFolder(self._sweep.folder / trial.name) for trial in trials}
         self._resumed |= {name: len(folder.progress_rows()) for name, folder in folders.items()}
@@ -257,7 +258,7 @@ class _Watch(tune.Callback):
         return self._num_before + len(self._trials) + num_left
 
     def __getstate__(self) -> dict[str, object]:
-        return {}  # Tune writes its callbacks to a file that nobody here reads back
+        return {}  # Tune pickles its callbacks; raysim never reads the file
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: object
@@ -283,7 +284,7 @@ class _Watch(tune.Callback):
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: object) -> None:
         now = time.monotonic()
-        # Each line waits a little longer than the one before, so that even a sweep of days says no more than so many.
+        # Intervals between lines grow, so that even a sweep of days prints at most MOST_LINES lines.
         is_due = now - self._spoke_at >= PROGRESS_S * 1.15**self._num_lines and self._num_lines < MOST_LINES
         if self._show is None and not is_due:
             return
@@ -299,14 +300,14 @@ class _Watch(tune.Callback):
             self._say(f"  {text}")
 
     def _progress(self, now: float) -> tuple[float, str]:
-        """The share of the sweep's images that are through, and in words how long the others take at the pace since the first."""
+        """Return (share of the sweep's images that are done, text of the time left at the pace so far)."""
         work = {name: max(1, trial.cost.total.images + trial.cost.scored) for name, trial in self._trials.items()}
 
         def images(rounds: Mapping[str, int]) -> float:
             return sum(work[name] * rounds[name] / max(1, trial.num_rounds) for name, trial in self._trials.items())
 
         done = images(self._rounds)
-        mean = sum(work.values()) / max(1, len(work))  # of trials that are done or not chosen yet, too
+        mean = sum(work.values()) / max(1, len(work))  # also for trials that are done or not chosen yet
         share = (self._num_before * mean + done) / max(1, self._count * mean)
         if self._first is None and done > images(self._resumed):
             self._first = now, done
@@ -318,7 +319,7 @@ class _Watch(tune.Callback):
 
     def _ended(self, name: str, mark: Mark, message: str) -> None:
         """Mark a trial that ended early, and report it."""
-        if name not in self._trials:  # it was finished before this sweep began
+        if name not in self._trials:  # finished before this start of the sweep
             return
         self._copy.fetch(name)
         folder = RunFolder(self._sweep.folder / name)
@@ -336,7 +337,7 @@ class _Watch(tune.Callback):
 
 
 def _error_of(trial: Trial) -> str:
-    """What ended a trial, in a line."""
+    """Return the reason why a trial ended, in one line."""
     error = _raised(trial)
     if error is None:
         return "The process ended without a message."
@@ -351,7 +352,7 @@ def _is_loss(trial: Trial) -> bool:
 
 
 def _raised(trial: Trial) -> BaseException | None:
-    """What Tune has of a trial's error."""
+    """Return the error that Tune stored for a trial."""
     file = trial.pickled_error_file
     error: BaseException | None = pickle.loads(Path(file).read_bytes()) if file and Path(file).is_file() else None
     return error

@@ -1,4 +1,4 @@
-"""What a sweep may be judged by."""
+"""Metrics by which a sweep or a report may rank runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from raysim.reporting.measure import ReportMetric
 from raysim.running.record import COLUMNS, judged
 from raysim.training.tasks import TASKS
 
-#: Main metrics of the tasks, and what else the test set is scored by.
+#: Main metrics of the tasks, and further metrics of the test set.
 MAINS = tuple(dict.fromkeys(task.main for task in TASKS.values()))
 OF_THE_SERVER = ("balanced_accuracy", "macro_f1", "calibration_error", "exact_match", "mae", "r2", "perplexity")
-#: What clients and domains are scored by.
+#: Metrics of clients and domains.
 OF_PARTS = tuple(dict.fromkeys(task.of_part for task in TASKS.values()))
 
-#: Numbers of summary.json, which a report may show.
+#: Keys of summary.json that a report may show.
 SUMMARY_NUMBERS = (
     *(name for main in MAINS for name in judged([], 0, main)),
     *("rounds", "num_clients", "num_classes", "seconds_total", "seconds_per_round"),
@@ -26,7 +26,7 @@ SUMMARY_NUMBERS = (
 
 
 def scores_of_mains(*mains: str) -> set[str]:
-    """Columns and summaries of main metrics; of those of all tasks where none is given."""
+    """Return columns and summary keys of main metrics; without argument, of the main metrics of all tasks."""
     return {form.format(main) for main in mains or MAINS for form in (*SUMMARY, "server/{}", "server/validation_{}")}
 
 
@@ -46,9 +46,9 @@ def report_faults(report: ReportGroup, configs: Sequence[Config]) -> list[Fault]
 
 
 def metric_fault(metric: str, configs: Sequence[Config]) -> str:
-    """Why these runs cannot be judged by a metric; empty where they can, as far as the configurations say.
+    """Return why a metric cannot rank these runs; empty if it can, as far as the configurations show.
 
-    A method names its own columns `method/name` while it runs: of these only the method is known beforehand.
+    A method names its columns `method/name` while it runs; before the run only the method is known.
     """
     unseen = (f"unseen_{name}" for name in (*MAINS, "loss"))
     known = {*scores_of_mains(), *COLUMNS, *(f"server/{name}" for name in (*OF_THE_SERVER, "validation_loss", *unseen))}

@@ -1,7 +1,8 @@
 """Outcomes of a sweep's trials, read from their run directories.
 
-A trial is a run like any other: `<storage>/<sweep>/<trial>` is exactly the run directory of `raysim run`. So the state of
-a sweep is the state of its run directories, and starting it again runs what is not finished, whatever stopped it before.
+A trial is a run like any other: `<storage>/<sweep>/<trial>` is exactly the run directory of `raysim run`. So the state
+of a sweep is the state of its run directories, and the same command runs unfinished trials, whatever ended the sweep
+before.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Outcome:
 
     Attributes:
       labels: the trial's own. best_round: its index.
-      main: the main metric of the trial's task; last, best: its values on the test set, as summary.json of the run has them.
+      main: the main metric of the trial's task; last, best: values of the main metric on the test set, as in
+        summary.json.
       headlines: see `raysim.running.record`.
     """
 
@@ -57,10 +59,10 @@ class Outcome:
 
 
 def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
-    """Return trial -> earlier outcome; write `sweep.yaml`, from which the sweep can be started again.
+    """Return trial -> earlier outcome; write `sweep.yaml`, from which the sweep can be repeated.
 
     Raises:
-      RunExists: something else has that name. ConfigError: a finished trial of that name had another configuration.
+      RunExists: the name belongs to a run. ConfigError: a finished trial of the same name has another configuration.
     """
     folder = sweep.folder
     if (folder / "config.yaml").exists():
@@ -77,7 +79,7 @@ def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
 
 
 def _changed(sweep: Sweep, trials: Sequence[SweepTrial]) -> Iterator[Fault]:
-    """Where finished trials' configurations are not those they would have now: each change once."""
+    """Return faults for finished trials whose stored configuration differs from the planned one, each change once."""
     trials_of: dict[tuple[str, str, str], list[str]] = {}
     for trial in trials:
         before, what = RunFolder(sweep.folder / trial.name), "config.yaml or partition.json is damaged"
@@ -138,12 +140,12 @@ def ranked(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> list[SweepTrial]:
 
 
 def best_trial(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> SweepTrial | None:
-    """The best of the trials that ran to their end."""
+    """Return the best completed trial."""
     return next((trial for trial in ranked(sweep, outcomes) if outcomes[trial.name].status == "completed"), None)
 
 
 def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
-    """`results.csv`, a row per trial, and `best.yaml`, the best trial's configuration as `raysim run` takes it."""
+    """Write `results.csv`, with a row per trial, and `best.yaml`, the best trial's configuration for `raysim run`."""
     metric = sweep.base.tune.metric
     labels = dict.fromkeys(name for trial in sweep.trials for name in trial.config.labels)
     rows: list[list[object]] = [["trial", *labels, "status", metric, "best_round", "seconds", "message"]]
@@ -158,7 +160,7 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
     write_file(sweep.folder / "results.csv", text.getvalue().encode())
     best = best_trial(sweep, outcomes)
     if best is None:
-        (sweep.folder / "best.yaml").unlink(missing_ok=True)  # of another metric
+        (sweep.folder / "best.yaml").unlink(missing_ok=True)  # an earlier metric's
     else:
         head = f"# Trial {best.name} of {sweep.folder.name}: {metric} {outcomes[best.name].score}\n"
         write_file(sweep.folder / "best.yaml", (head + yaml.safe_dump(_as_run(best), sort_keys=False)).encode())
@@ -168,13 +170,13 @@ def write_results(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> None:
 def _as_run(trial: SweepTrial) -> dict[str, object]:
     """Return a trial's complete configuration for a separate run: no name, no labels, paths as in the file."""
     config = Config.model_validate(dict(trial.raw)).model_dump(mode="json")
-    # A run by itself would decide anew which rows are held out.
+    # A separate run would decide anew which rows are held out.
     config["data"] |= {key: getattr(trial.config.data, key) for key in ("split", "test", "validation")}
     return {key: value for key, value in config.items() if key not in ("name", "labels", "tune", "scale")}
 
 
 def fill_twins(sweep: Sweep) -> None:
-    """Give duplicates the results of finished trials under their own labels, by links where the file system has them."""
+    """Copy a finished trial's results to its duplicates, under their own labels; files are linked if possible."""
     for trial in sweep.trials:
         if not trial.same_as:
             continue
@@ -190,11 +192,11 @@ def fill_twins(sweep: Sweep) -> None:
                 _link(path, own.path / path.name)
         own.write_config(trial.config.model_dump(mode="json"))
         mark: Mark = "COMPLETED" if first.status.name == "completed" else "STOPPED"
-        own.mark(mark, f"the same run as {trial.same_as}\n")  # last: it makes the run whole
+        own.mark(mark, f"the same run as {trial.same_as}\n")  # last: the mark completes the run
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """One file in two folders; a copy where the file system has no links."""
+    """Link a file into a second folder; copy it if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:

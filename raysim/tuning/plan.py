@@ -46,12 +46,12 @@ class Sweep:
     """A checked sweep.
 
     Attributes:
-      folder: `<storage>/<name>`; where the storage is a URI, the local copy of what is there.
-      base: the keys that are the sweep's own, its `tune` group above all.
+      folder: `<storage>/<name>`; if the storage is a URI, the local copy.
+      base: the keys of the sweep itself, above all the group `tune`.
       place: `<storage>/<name>`, a path or a URI.
-      trials: all of them; of a search that learns, those that it has chosen so far.
-      refused: trial -> its faults, where `tune.skip_refused` leaves such trials out, or a search chose them.
-      search: what chooses further trials, if anything does.
+      trials: all trials; with a search that learns, the trials chosen so far.
+      refused: trial -> faults, for trials left out by `tune.skip_refused` or chosen by a search.
+      search: the search that chooses further trials, if any.
     """
 
     folder: Path
@@ -69,7 +69,7 @@ class Sweep:
 
     @property
     def num_trials(self) -> int:
-        """How many there will be, if none is refused."""
+        """Number of trials, if none is refused."""
         return len(self.trials) + (self.search.num_left if self.search else 0)
 
     def grown(self, scores: Mapping[str, float | None]) -> Sweep:
@@ -80,9 +80,9 @@ class Sweep:
 
 
 def read_sweep(path: Path | None, overrides: Sequence[str] = (), *, is_scaled: bool = False) -> dict[str, Any]:
-    """The raw configuration of a sweep; in overrides `a.b=1,2` is a grid and `a.b=[1,2]` one list.
+    """Return the raw configuration of a sweep; in overrides `a.b=1,2` is an axis and `a.b=[1,2]` one list.
 
-    An override of an axis of the file replaces what it ranges over: by values, or by some of its labels.
+    An override of an axis of the file replaces the values of the axis, by values or by some labels of the axis.
 
     Raises:
       ConfigError: as read_config and layered.
@@ -108,7 +108,7 @@ def _parts(text: str, choices: Sequence[object]) -> list[str]:
 
 
 def _chosen(key: str, part: str, labels: Sequence[object]) -> list[object]:
-    """What a part of an override chooses: a value, or a label, which may be in quotes, or labels in a list."""
+    """Return the choices of a part of an override: a value, a label (also in quotes), or a list of labels."""
     if part in map(str, labels):
         return [part]
     (value,) = parse_overrides([f"{key.rpartition('.')[2]}={part}"]).values()  # a fault names the last part of the key
@@ -116,14 +116,14 @@ def _chosen(key: str, part: str, labels: Sequence[object]) -> list[object]:
 
 
 def plan_sweep(raw: sweep.Raw, source: str, *, reads_weights: bool = True) -> Sweep:
-    """All trials of a sweep with everything checked: nothing has been started or written.
+    """Return a sweep with all trials, checked completely; nothing is started or written.
 
-    The whole list is drawn up front from the sweep's seed, so that one file always means the same trials: that is what
-    makes a restart simple. Only a search that learns has to wait for results: of that, what it chose before is planned
-    again, and the ends of its ranges are checked.
+    The whole list is drawn up front from the sweep's seed, so one file always has the same trials, also after a
+    restart. A search that learns waits for results: its earlier choices are planned again, and the ends of its ranges
+    are checked.
 
     Args:
-      source: the file; a sweep without a name has that file's; reads_weights: see `check`.
+      source: the file, which also names a sweep without a name; reads_weights: see `check`.
     Raises:
       ConfigError: every fault of the sweep and of all its trials.
     """
@@ -160,7 +160,7 @@ def plan_sweep(raw: sweep.Raw, source: str, *, reads_weights: bool = True) -> Sw
 
 
 def _with_metric(base: Config, trials: Sequence[SweepTrial]) -> Config:
-    """With the main metric of the trials' task, if they share another one than classes and no metric was given."""
+    """Set the main metric of the trials' task, unless a metric is set, the task is classes, or tasks differ."""
     tasks = {each.config.task and each.config.task.name for each in trials}
     if "metric" in base.tune.model_fields_set or len(tasks) != 1 or None in tasks:
         return base
@@ -169,7 +169,7 @@ def _with_metric(base: Config, trials: Sequence[SweepTrial]) -> Config:
 
 
 def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: TuneGroup, source: str) -> None:
-    """Raise ConfigError with the faults of refused trials, unless the others are to start without them."""
+    """Raise ConfigError with the faults of refused trials, unless all other trials start without them."""
     if refused and not (settings.skip_refused and num_sound):
         refuse(refusals(refused, num_sound + len(refused)), source)
 
@@ -185,7 +185,7 @@ def _base(raw: sweep.Raw, source: str) -> Config:
 
 
 def _axes(raw: sweep.Raw, settings: TuneGroup, source: str) -> tuple[dict[str, list[Any]], dict[str, Range]]:
-    """(axis -> values of a list, axis -> range), checked against the kind of search."""
+    """Return (axis -> values of a list, axis -> range), checked against the kind of search."""
     lists, ranges, faults = {}, {}, []
     for axis, domain in sweep.axes(raw, source).items():
         ((name, arguments),) = domain.items()
@@ -220,7 +220,7 @@ def _axes(raw: sweep.Raw, settings: TuneGroup, source: str) -> tuple[dict[str, l
 def _points(
     raw: sweep.Raw, base: Config, lists: Mapping[str, list[Any]], ranges: Mapping[str, Range], source: str
 ) -> Iterator[dict[str, object]]:
-    """Axis -> value of every trial: the grid, once for each sample, with values of the ranges drawn for each trial.
+    """Yield axis -> value for each trial: the grid once per sample, with values of ranges drawn for each trial.
 
     Drawn at random, every axis has a generator of its own: more samples, more values of a list or another range leave
     the draws of the other axes as they were. Sobol's points fill the space of all ranges together.
@@ -249,7 +249,7 @@ def _tune_faults(settings: TuneGroup, report: ReportGroup, trials: Sequence[Swee
     else:
         try:
             assert settings.direction
-        except ConfigError as error:  # nobody says which values of it are better
+        except ConfigError as error:  # a metric without a direction
             yield from error.faults
     for trial in trials:
         task = TASKS.get(trial.config.task.name if trial.config.task else CLASSES.name)

@@ -28,9 +28,10 @@ class SweepTrial:
     """One run of a sweep.
 
     Attributes:
-      values: axis -> what was chosen or drawn.
-      raw: its configuration as the file has it; config: the same, complete, with whole paths and its place in the sweep.
-      same_as: the trial that this one would repeat, since they differ in nothing that counts; it is run once. Else empty.
+      values: axis -> chosen or drawn value.
+      raw: the trial's configuration as in the file; config: the complete configuration with absolute paths and
+        the place in the sweep.
+      same_as: an earlier trial with the same effect, whose results are copied; empty for a trial that runs.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Planner:
         self._first: dict[str, str] = {}
         self._texts: dict[str, sweep.Trial] = {}
         self._idle: dict[str, str] = {}
-        self._validates = uses_validation(raw)  # the same rows for all trials, so that methods compare
+        self._validates = uses_validation(raw)  # the same rows for all trials, so that methods are comparable
 
     def free_name(self, values: Mapping[str, object]) -> str:
         """Return an unused trial name for the values, with drawn numbers shortened."""
@@ -97,7 +98,7 @@ class Planner:
     def plan_all(
         self, points: Iterable[tuple[str, Mapping[str, object]]]
     ) -> tuple[list[SweepTrial], dict[str, tuple[Fault, ...]]]:
-        """(trials, trial -> its faults) of (name, values) pairs; a name may be empty."""
+        """Return (trials, trial -> its faults) for (name, values) pairs; a name may be empty."""
         trials, refused = [], {}
         for given, values in points:
             name = given or self.free_name(values)
@@ -115,7 +116,7 @@ def _short_name(name: str) -> str:
 
 
 def with_whole_files(plan: Plan) -> Plan:
-    """The plan with names of files made whole, as `check` makes those of folders: workers stand elsewhere."""
+    """Return the plan with absolute paths of files, for workers in other folders; `check` does so for folders."""
     if plan.config.model.pretrained is None and plan.config.data.validation_set.external.mapping is None:
         return plan
     whole = plan.config.model_dump(mode="json")
@@ -127,7 +128,7 @@ def with_whole_files(plan: Plan) -> Plan:
     return replace(plan, config=Config.model_validate(whole))
 
 
-#: Keys of `data` and whole groups that act through the partition's rows alone, which the manifest holds.
+#: Keys of `data` and whole groups that act only through the partition's rows, which the manifest holds.
 IN_MANIFEST = ("name", "root", "fraction", "split", "split_within_clients", "test", "validation", "validation_set")
 
 
@@ -139,15 +140,16 @@ def backend_of(config: Config) -> str:
 def identity(plan: Plan) -> str:
     """Return a text that is equal for two runs with the same results and times.
 
-    Labels and names do not. Resources do: times depend on them, and bits on the kind of device. Of the partition its rows
-    do, not the keys that they come from, such as alpha in joint training; of the cohort its size, and the share of work only
-    where clients straggle. Equal rows of two sets may name more or fewer classes, and a model has an output for each.
+    The text leaves out labels and names. It has the resources, since times depend on resources, and bits on the kind of
+    device; the rows of the partition, not the keys that give the rows (alpha has no effect in joint training); the size
+    of the cohort; the share of work only if clients straggle; and the classes, since equal rows of two sets may have
+    other numbers of classes, and a model has an output for each class.
     """
     config = plan.config
     dumped = config.model_dump(mode="json")
     counts = {key: value for key, value in dumped.items() if key not in (*FREE_KEYS, "partition")}
     counts["resources"] = {**dumped["resources"], "backend": backend_of(config)}
-    counts["stop"] = dumped["stop"]  # a resumed run may change it; two runs that differ in it are two
+    counts["stop"] = dumped["stop"]  # a resumed run may change it, but runs that differ in it are different runs
     counts["data"] = {key: value for key, value in dumped["data"].items() if key not in IN_MANIFEST}
     cohort = counts.pop("cohort")
     if not config.is_joint:

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from raysim.config import nearest
 
-#: Ray Tune's names of domains, without underscores. The upper bound of integers is left out.
+#: Ray Tune's names of domains, without underscores. The upper bound of integers is exclusive.
 DOMAINS = ("uniform", "loguniform", "randint", "lograndint", "choice", "grid_search")
 
 
@@ -23,7 +23,7 @@ class Range:
     """Range of a search on an axis.
 
     Attributes:
-      numbers: Optuna's distribution; of choices, that of their positions.
+      numbers: Optuna's distribution of the numbers, or of the positions of choices.
       choices: empty for numbers.
     """
 
@@ -32,16 +32,16 @@ class Range:
 
     @property
     def ends(self) -> tuple[object, ...]:
-        """The least and the greatest value that may be drawn, or every choice."""
+        """Return the least and the greatest value that may be drawn, or every choice."""
         return self.choices or (self.at(2.0**-53), self.at(1.0 - 2.0**-53))
 
     @property
     def distribution(self) -> BaseDistribution:
-        """A range for Optuna; choices are represented by their positions."""
+        """Return the range for Optuna; choices are represented by their positions."""
         return CategoricalDistribution(range(len(self.choices))) if self.choices else self.numbers
 
     def at(self, share: float) -> object:
-        """The value below which that share, in [0, 1), of all draws lies.
+        """Return the value below which a share, in [0, 1), of all draws lies.
 
         Optuna's own samplers of random and Sobol points take seeds of 32 bits and sort axes by name: they would draw other
         trials of the shipped studies.
@@ -54,7 +54,7 @@ class Range:
         return self.of(min(numbers.high, low + math.floor(value - low)) if is_integer else value)
 
     def of(self, value: float) -> object:
-        """The value itself, or the choice at that position."""
+        """Return the value itself, or the choice at this position."""
         return self.choices[int(value)] if self.choices else value
 
 
@@ -70,7 +70,7 @@ def draws(name: str, arguments: object) -> Range:
     """Return the range of a domain: two bounds, or a list of choices.
 
     Raises:
-      ValueError: unknown domain, or arguments that it cannot take.
+      ValueError: unknown domain, or invalid arguments.
     """
     if name not in DOMAINS:
         raise ValueError(f"unknown domain {name!r}. {nearest(name, DOMAINS)}")
@@ -89,19 +89,19 @@ def draws(name: str, arguments: object) -> Range:
 
 
 def suggest(ranges: Mapping[str, Range], tried: Sequence[Tried], *, mode: str, seed: int) -> dict[str, object]:
-    """Axis -> value of the next trial, by Optuna's tree-structured Parzen estimator.
+    """Return axis -> value of the next trial, by Optuna's tree-structured Parzen estimator.
 
-    Nothing but these arguments decides it: a search that was killed proposes what it would have proposed, as far as it knows
-    the same of the same trials.
+    The arguments alone decide the result: a search that was killed makes the same proposals from the same trials and
+    scores.
 
     Args:
-      tried: what is known of the trials so far. An axis that did not apply to a trial is missing in its values.
-      mode: whether scores are better the larger ("max") or the smaller ("min") they are.
+      tried: the trials so far. An axis that did not apply to a trial is missing in the trial's values.
+      mode: "max" if larger scores are better, "min" if smaller scores are better.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # Set one by one, since the defaults are not those of every version. group: axes may be missing.
+        # Every option is set, since defaults differ between versions. group: axes may be missing.
         sampler = optuna.samplers.TPESampler(seed=seed % 2**32, multivariate=True, group=True, constant_liar=True)
     study = optuna.create_study(direction="maximize" if mode == "max" else "minimize", sampler=sampler)
     study.add_trials([_as_trial(each, ranges) for each in tried])
@@ -113,7 +113,7 @@ def _as_trial(tried: Tried, ranges: Mapping[str, Range]) -> FrozenTrial:
     """Return a trial in Optuna's form; choices are their positions."""
     if tried.score is None:
         state = TrialState.RUNNING
-    else:  # pruned: worse than all that have a score
+    else:  # pruned: ranked below all trials with a score
         state = TrialState.COMPLETE if math.isfinite(tried.score) else TrialState.PRUNED
     choices = {axis: ranges[axis].choices for axis in tried.values}
     return create_trial(

@@ -19,10 +19,10 @@ from raysim.plan.build import Made, Ready, model_spec
 from raysim.plan.check import check_partition
 from raysim.plan.weights import held_weights
 
-#: Partitions that are built together: each row is read once for all of them, and their manifests are in memory at a time.
+#: Number of partitions built together: each row is read once for all, and all their manifests are in memory.
 AT_A_TIME = 32
 
-#: What tells data and weights apart -> Ray's reference to a `Ready`, which lies on the driver's node.
+#: Key of data and weights -> Ray's reference to a `Ready`, which lies on the driver's node.
 AllReady = Mapping[str, Ref]
 
 
@@ -30,9 +30,9 @@ def make_ready(configs: Sequence[Config], say: Tell) -> AllReady:
     """Build the shards of all partitions of these trials and fetch their weights, on the running Ray.
 
     Args:
-      configs: as `check` has completed them; say: prints a line.
+      configs: completed by `check`; say: prints a line.
     Raises:
-      DataError, ModelError: they cannot be made; nothing has been started.
+      DataError, ModelError: shards or weights cannot be made; nothing has been started.
     """
     different = {_key(config): config for config in configs}
     made: dict[str, Ref] = {}

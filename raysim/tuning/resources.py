@@ -21,19 +21,19 @@ from raysim.tuning.plan import Sweep
 
 Bundle = dict[str, float]
 
-#: Callbacks that go by a name alone.
+#: Callbacks that are named without a module.
 NONE: dict[str, Callable[..., object]] = {}
 
 
 def bundles_of(config: Config, gpus: float, *, may_grow: bool = False) -> list[Bundle]:
-    """The placement group of a trial: what its driver, and then each trainer, reserves.
+    """Return the bundles of a trial's placement group: first the driver's, then one for each trainer.
 
-    A serial trial is one process with what a trainer takes. On Ray the driver and the server need no CPU of their own
-    (an empty first bundle); of trainers from min to max it has the fewest, because a sweep's cores are better used by more
-    trials.
+    A serial trial is one process with the resources of a trainer. On Ray the driver and the server need no CPU of their
+    own (an empty first bundle). With `{min, max}`, a trial has the least number of trainers, because more trials use a
+    sweep's cores better.
 
     Args:
-      gpus: of the whole cluster; without any, trials run on CPUs.
+      gpus: number of GPUs of the cluster; with 0, trials run on CPUs.
     """
     wanted, share = config.resources, gpu_share(config, gpus, may_grow=may_grow)
     trainer = {"CPU": wanted.cpus, **({"GPU": share} if share else {}), **wanted.custom}
@@ -47,7 +47,7 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
       ConfigError: names the bundle that has no place.
     """
     there = "; ".join(resources_text(node) for node in nodes)
-    first: dict[str, str] = {}  # fault -> the first trial that has it
+    first: dict[str, str] = {}  # fault -> first trial with the fault
     for trial in sweep.checked:
         if bundles := _unplaced(trial.config, nodes):
             of = f", one of {len(bundles)} of a trial," if len(bundles) > 1 else ""
@@ -64,7 +64,7 @@ def _unplaced(config: Config, nodes: Sequence[Bundle], *, may_grow: bool = False
 
 
 def ray_nodes() -> list[Bundle]:
-    """CPUs, GPUs and resources of the user's own of each node of the running Ray."""
+    """Return CPUs, GPUs and custom resources of each node of the running Ray."""
     return [named_resources(node) for node in offered()]
 
 
@@ -85,7 +85,7 @@ def nodes_with_room(sweep: Sweep, say: Callable[[str], None]) -> list[Bundle]:
 
 
 def make_scheduler(sweep: Sweep) -> TrialScheduler:
-    """Tune's scheduler of the sweep; metric and mode come from Tune's own configuration."""
+    """Return Tune's scheduler of the sweep; metric and mode come from Tune's configuration."""
     settings = sweep.base.tune
     if settings.scheduler == "asha":
         return ASHAScheduler(
@@ -95,8 +95,8 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler:
             stop_last_trials=False,
         )
     if settings.scheduler == "median":
-        # Infinite: no yielding to others while there is too little to compare with, since a pause costs rounds. Tune's
-        # annotation says int, but it only compares.
+        # Infinite: a trial never pauses while there are few trials to compare with, since a pause costs rounds. Tune's
+        # annotation is int, but Tune only compares.
         return MedianStoppingRule(
             time_attr="training_iteration",
             grace_period=settings.grace_rounds,
@@ -109,15 +109,15 @@ def make_callbacks(specs: Sequence[Spec], made: Sequence[object] = ()) -> list[t
     """Return Ray Tune's callbacks, such as MLflow's, and the user's.
 
     Args:
-      made: callbacks that are there already.
+      made: callback objects, which are returned as well.
     Raises:
-      ConfigError: a name that no class or function has, or what is no callback.
+      ConfigError: unknown name, or an object that is not a callback.
     """
     found: list[object] = [*made]
     for index, spec in enumerate(specs):
         try:
             found.append(find(spec.name, NONE, "callback")(**spec.options))
-        except Exception as error:  # whatever the class raises, of another package or the user's own
+        except Exception as error:  # a callback class of a package or the user may raise anything
             raise ConfigError([Fault(f"tune.callbacks[{index}]", words_of(error))], "the sweep") from error
     others = [type(each).__name__ for each in found if not isinstance(each, tune.Callback)]
     refuse((Fault("callbacks", f"must be a ray.tune.Callback, got type {name}") for name in others), "the sweep")

@@ -1,4 +1,4 @@
-"""A search: past proposals, stored in the sweep's folder, and the next proposal."""
+"""A search that learns: past proposals, stored in the sweep's folder, and the next proposal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ FILE = "search.json"
 class Search:
     """Optuna's choices for a sweep.
 
-    A trial is written down before it starts, and scores are read from run directories. So a search that was killed knows
-    all that it knew.
+    Each proposal is stored before its trial starts, and scores are read from run directories, so a kill loses nothing.
 
     Args:
-      place: of the sweep, a folder or a URI; raw: its whole configuration; base: what of it is the sweep's own.
+      place: folder or URI of the sweep; raw: the sweep's whole configuration; base: see `Sweep`.
       ends: trials at the ends of the ranges, checked and never run.
     Attributes:
       points: trial -> axis -> value, in the order in which they were chosen.
@@ -51,7 +50,7 @@ class Search:
 
     @property
     def num_left(self) -> int:
-        """How many trials it is still to choose."""
+        """Number of trials still to choose."""
         return max(0, self._base.tune.num_samples - len(self.points))
 
     def choose(
@@ -60,7 +59,7 @@ class Search:
         """Propose another trial; return the trial, or the faults of a refused trial by name.
 
         Args:
-          scores: trial -> its score, NaN if it failed, None if it is not known yet; a refused one is missing.
+          scores: trial -> score, NaN if the trial failed, None if not known yet; refused trials are missing.
         """
         number, settings = len(self.points), self._base.tune
         tried = [Tried(values, scores.get(name, math.nan)) for name, values in self.points.items()]
@@ -92,7 +91,7 @@ class Search:
 
 
 def end_points(raw: sweep.Raw, ranges: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, object]]]:
-    """("", values) of the middle of all ranges, and of each range's ends with the others at their middle."""
+    """Yield ("", values): the middle of all ranges, and each range's ends with all other ranges at their middle."""
     middle = {axis: chosen.at(0.5) for axis, chosen in ranges.items()}
     yield "", counting(raw, middle)
     for axis, chosen in ranges.items():

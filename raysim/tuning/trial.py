@@ -31,11 +31,12 @@ from raysim.tuning.resources import bundles_of
 #: Remarks about a trial, which Ray keeps in the log of its process.
 _log = logging.getLogger(__name__)
 
-#: Seconds that a trial waits for another process to leave its run directory, and Tune for a trial to close its actors.
+#: Seconds that a trial waits until another process leaves its run directory, and that Tune waits until a trial closes
+#: its actors.
 WAIT_S = 60.0
 
 
-#: What Tune knows of a trial: its name, its labels for Tune's callbacks, and its configuration.
+#: A trial as Tune sees it: name, labels (for Tune's callbacks), and configuration.
 Point = dict[str, object]
 
 
@@ -43,7 +44,7 @@ def point_of(trial: SweepTrial) -> Point:
     """Message from Tune to a trial's process; without defaults, since Tune stores it in a file."""
     settings = trial.config.model_dump(mode="json", exclude_defaults=True)
     settings["resources"] = {**settings.get("resources", {}), "backend": backend_of(trial.config)}
-    # Given, or the process would decide anew, for this trial alone, whether rows validate.
+    # Set, since otherwise the process would decide for this trial alone whether rows validate.
     if trial.config.data.split != "file":
         settings["data"] = {**settings.get("data", {}), "validation": trial.config.data.validation}
     return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
@@ -53,8 +54,8 @@ def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllRead
     """Return the function run by Tune for each point, in the trial's placement group.
 
     Args:
-      own: what the trials need of the user's own code.
-      gpus: of the whole cluster.
+      own: the user's own code for the trials.
+      gpus: number of GPUs of the cluster.
       made: the data and weights of the trials.
     """
 
@@ -69,22 +70,22 @@ def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllRead
 
 
 def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None:
-    # Tune reads this in this process before it lets in the next trial.
+    # Tune reads the variable in this process before it starts the next trial here.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(WAIT_S))
     folder = RunFolder(local_copy(run_place(raw["storage"], raw["name"])))
     reporter = _Reporter(settings)
     try:
-        if folder.status.is_finished:  # for the scheduler to compare with
+        if folder.status.is_finished:  # a scheduler compares with its rounds
             reporter.report_again(folder.progress_rows())
         else:
             ready = ready_for(Config.model_validate(raw), made)
             plan = check(raw, f"trial {name}", has_room=True, ready=ready)
             reporter.num_rounds = plan.num_rounds
             if plan.config.is_serial() and (share := gpu_share(plan.config, num_accelerators())):
-                limit_memory(accelerator(), share)  # the rest is for other trials
+                limit_memory(accelerator(), share)  # leaves memory to other trials
 
             def start(path: Path, first_round: int, num_rounds: int) -> None:
-                # This sweep's scheduler has not seen what a resumed trial did before.
+                # The scheduler has not seen the earlier rounds of a resumed trial.
                 reporter.report_again(RunFolder(path).progress_rows(before=first_round))
 
             execute(plan, on_start=start, on_round=reporter.round, on_note=_log.warning, wait_s=WAIT_S)
@@ -96,7 +97,7 @@ def _run_trial(raw: Raw, name: str, settings: TuneGroup, made: AllReady) -> None
 class _Reporter:
     """Report rounds to Tune; the last round only after completion, so that Tune cannot stop the run.
 
-    Each is reported once: a run that lost its server resumes from its checkpoint, and trains the rounds since then again.
+    Each round is reported once, although a run that lost its server repeats the rounds since its checkpoint.
     """
 
     def __init__(self, settings: TuneGroup):
@@ -135,7 +136,7 @@ class _Reporter:
             known[f"{main}_at_best_validation"] = math.nan if chosen is None else self._scores[chosen]
         if metric not in known:
             return
-        if math.isnan(known[metric]):  # the worst there is: NaN has no place in a ranking
+        if math.isnan(known[metric]):  # the worst score, since NaN cannot be ranked
             known[metric] = -math.inf if self._settings.direction == "max" else math.inf
         result = {"training_iteration": round_index + 1, **known}
         if round_index + 1 == self.num_rounds:

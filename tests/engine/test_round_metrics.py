@@ -277,7 +277,7 @@ def test_a_metric_of_ones_own_gets_the_targets_of_its_task(tmp_path):
     for task, name, words in (
         ("labels", "auroc", "server/auroc is recorded already"),
         ("regression", "auroc", "needs one class a row"),
-        ("tokens", metric, "of tokens neither is kept"),
+        ("tokens", metric, "not kept for tokens"),
     ):
         with pytest.raises(ConfigError, match=words):
             check(task_config(tmp_path, task, evaluation={"metrics": [name]}), "a test")
