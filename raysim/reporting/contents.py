@@ -91,6 +91,14 @@ class ReportContents:
         return "; ".join(f"{value}: {ReportMetric(name).words}" for value, name in named) or self.measure.words
 
     @property
+    def axis(self) -> str:
+        """The text beside the axis of a figure: the metric, or the beginning that all of `report.metrics` share, and the unit."""
+        names = [ReportMetric(name).quantity for every in self.group.metrics.values() for name in every.values()]
+        parts = zip(*(name.split("_") for name in names), strict=False)
+        shared = "_".join(part for part, *others in itertools.takewhile(lambda each: len({*each}) == 1, parts))
+        return self.measure.axis.replace(self.measure.quantity, shared or self.measure.quantity)
+
+    @property
     def heading(self) -> str:
         """The metric as a heading, with its unit."""
         if not self.runs:

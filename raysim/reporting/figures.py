@@ -77,7 +77,7 @@ def bars(report: ReportContents) -> Iterator[Figure]:
             groups[label_text({**table.labels, **rest})] = table.column_cells(tuple(labels.values()))
     if len(groups) > MOST_GROUPS:
         return
-    yield bar_figure(groups, report.styles, all_rows(tables), title=title, axis=report.measure.axis)
+    yield bar_figure(groups, report.styles, all_rows(tables), title=title, axis=report.axis)
 
 
 def _at_smallest(table: Table, name: str) -> list[dict[str, Label | None]]:

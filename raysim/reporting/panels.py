@@ -125,7 +125,7 @@ def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
     if start < 0.35 * high:
         start = 0
     axes.set_ylim(start, high + 0.06 * (high - start))
-    axes.set_ylabel(f"{name}; the axis begins at {start:g}" if start else name)
+    axes.set_ylabel(wrap(f"{name}; the axis begins at {start:g}" if start else name, 40))
 
 
 def scale_decreasing(axes: Axes, values: Sequence[float]) -> None:

@@ -213,6 +213,17 @@ def test_one_run_gives_a_cell_for_each_of_several_metrics(tmp_path):
         ("v6",): 52.82,
     }
     assert "v4: mean of server/accuracy_cifar10_1_v4 over the last 10 % of the rounds" in report.metric
+    assert report.axis == "accuracy (%)"
+
+
+def test_an_axis_names_what_several_metrics_share(tmp_path):
+    names = {"mean": "clients/personal_accuracy_mean", "worst tenth": "clients/personal_accuracy_p10"}
+    fabricate(
+        tmp_path / "a", 0.7, labels=labels_of("FedAvg", 0.1), progress={name: [0.5] * 10 for name in names.values()}
+    )
+    report = make_report([tmp_path / "a"], {"metrics": {"accuracy": names}, "columns": ["accuracy"]})
+    axes = draw_figures(report, on_missing=pytest.fail)["bars"].axes[0]
+    assert axes.get_ylabel().replace("\n", " ").startswith("clients/personal_accuracy (%)")
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
