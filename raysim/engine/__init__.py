@@ -1,1 +1,1 @@
-"""The machinery of a run: server, trainers, pools, checkpoints and records. Ray stands in `engine/ray` only."""
+"""Engine of a run: server, trainers, pools and checkpoints. Only `engine/ray` imports Ray."""
