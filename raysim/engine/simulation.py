@@ -118,7 +118,7 @@ def simulate(
                 save(next_round)
             if on_round(record) == "stop" and not is_last:
                 reason, is_last = ENDED_BY_CALL, True
-            if (is_last or received) and next_saved != next_round:  # on_round returned "stop", or a signal came just now
+            if (is_last or received) and next_saved != next_round:  # on_round returned "stop", or a signal just came
                 save(next_round)
             if is_last:
                 return reason

@@ -207,8 +207,8 @@ class Trainer:
     def _personal_score(self, client: int, own: Tensor) -> np.ndarray:
         """Return the mean test value, see `Task`, of a client's personal model.
 
-        (domains, classes) float64, by domain and class; (1, 1) on the client's test rows, if clients have test rows. NaN
-        without an example.
+        (domains, classes) float64, by domain and class; (1, 1), on the client's test rows, if clients have test rows.
+        NaN without an example.
 
         Args:
           own: [num_state], the personal model, which replaces the loaded state.
@@ -343,7 +343,7 @@ def mapped_columns(
 def _begun(
     trainer: Trainer, current: Round, client: int, examples: Examples, packed: Packed
 ) -> tuple[Tensor, dict[str, ClientView]]:
-    """Load a client's starting point and run the `begin` hooks; return (starting point [num_state], views by method)."""
+    """Load a client's starting point and run the `begin` hooks; return (starting point [num_state], method -> view)."""
     memory: dict[str, State] = unpack(packed, trainer.model.device) if packed is not None else {}
     start = trainer._load(current, memory)
     views = client_views(trainer, current, client, examples, start, memory)

@@ -24,7 +24,7 @@ BADNESS = "/proc/self/oom_score_adj"
 
 
 class ForkServer:
-    """A process that has imported PyTorch and forks workers of Ray; it ends with `close`, or with the calling process."""
+    """A process that has imported PyTorch and forks workers of Ray; ended by `close`, or with the calling process."""
 
     def __init__(self) -> None:
         import subprocess
@@ -41,7 +41,7 @@ class ForkServer:
                 [sys.executable, __file__, "--serve", *map(str, fds)],
                 pass_fds=fds,
                 start_new_session=True,  # Ctrl-C in the terminal does not reach this process
-                stdout=subprocess.DEVNULL,  # output of imports; workers have streams of their own and report errors there
+                stdout=subprocess.DEVNULL,  # output of imports; workers report errors in streams of their own
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )

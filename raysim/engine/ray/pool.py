@@ -53,7 +53,7 @@ COLUMN_ENTRIES = 2**24
 
 @dataclass
 class ClientTask:
-    """Client blocks to train, with all arguments needed to repeat the task; later also the trainer that holds the vectors.
+    """Client blocks to train, with all arguments to repeat the task; later also the trainer that holds the vectors.
 
     Attributes:
       message: handle of the message without its state.
@@ -86,7 +86,7 @@ class ClientTask:
 
 @dataclass
 class LastState:
-    """The state that was sent last. The state scored in one round usually starts the next round, and is then sent once."""
+    """The state that was sent last. A state scored in one round usually starts the next round, and is then sent once."""
 
     ref: Ref | None = None
 
@@ -102,16 +102,16 @@ class LastState:
 class RayPool:
     """A `Pool` of trainer actors, with the methods of `SerialPool`; lives in the server's process.
 
-    Trainers may be lost at any time, alone or with their node. A task depends on its arguments only, so any trainer that
-    repeats the task gets the same bits. Tasks of a lost trainer go to idle trainers, and updates lost with a trainer are
-    trained again when they are needed. If a trainer's device has not enough memory for a client, the trainer is ended and
-    its tasks go to the other trainers; the out-of-memory error of the last trainer ends the run.
+    Trainers may be lost at any time, alone or with their node. A task depends on its arguments only, so any trainer
+    that repeats the task gets the same bits. Tasks of a lost trainer go to idle trainers, and updates lost with a
+    trainer are trained again when they are needed. If a trainer's device has not enough memory for a client, the
+    trainer is ended and its tasks go to the other trainers; the out-of-memory error of the last trainer ends the run.
 
     Updates stay in the memory of the trainer that computed them until the next round. Only sums are sent. The sums of a
     node's trainers are added on the node, except on the server's node, where the server adds them.
 
     Args:
-      capacity: returns the number of trainers for which there is room, called before every round; 0: the number is fixed.
+      capacity: returns the number of trainers for which there is room, before every round; 0: the number is fixed.
     """
 
     def __init__(self, slots: TrainerSlots, keeps_memory: bool, capacity: Callable[[], int] = lambda: 0):
@@ -218,7 +218,7 @@ class RayPool:
             return reports
         except LOSSES as error:
             ended = self.slots.watch.ended.get(task.asked.actor)
-            task.tries += 2 if ended else 1  # after a timeout fewer tries: each may wait for a whole timeout
+            task.tries += 2 if ended else 1  # after a timeout one repetition is enough: it may take as long again
             if task.tries > RETRIES:
                 if ended:
                     raise RaysimError(*ended) from error
@@ -287,7 +287,7 @@ class RayPool:
             for first in range(0, len(cuts), at_once):
                 few = cuts[first : first + at_once]
                 shares = [few[number::count] or few[:1] for number in range(count)]
-                # All trainers send their rows before any trainer calls the function: a waiting trainer could not send rows.
+                # All trainers are asked for rows before any trainer calls the function: a waiting trainer cannot send.
                 rows = [one.actor.columns.options(num_returns=count).remote(some, shares) for one, some in own.items()]
                 dealt = zip(*([row] if count == 1 else row for row in rows), strict=True)
                 calls = [

@@ -40,7 +40,7 @@ class TrainerStarter:
       nodes: nodes with room for the first trainers; unused with `group`.
       most: most trainers to grow to; infinite: as many as there is room for; None: the number is fixed.
       timeout_s, patience_s: see `TrainerSlots`.
-      group: placement group of a Ray Tune trial, in which all trainers run; None: Ray places later trainers on any node.
+      group: placement group of a Ray Tune trial, in which all trainers run; None: Ray may place trainers on any node.
       begun: index -> actor whose process is starting already, at the same time as the server.
     """
 
@@ -80,7 +80,7 @@ class TrainerStarter:
         return self.share.get("GPU", 0.0)
 
     def capacity(self) -> int:
-        """Return the number of trainers that a run uses if possible; Ray's autoscaler starts nodes for pending trainers.
+        """Return the number of trainers to grow to if possible; Ray's autoscaler starts nodes for pending trainers.
 
         0 if the number is fixed, as in a Ray Tune trial.
         """
@@ -160,7 +160,7 @@ class RayServer:
         """Return when the server and the trainers are built.
 
         Raises:
-          NoTrainer: no trainer has started until `deadline`, since another job took the room.
+          NoTrainer: no trainer has started by `deadline`, since another job took the room.
         """
         while True:
             try:

@@ -37,7 +37,7 @@ def write_shards(plan: ShardPlan) -> Iterator[Filled]:
     if len(list(islice(plan.windows(), 2))) < 2:
         yield from write_serially(plan)
         return
-    from raysim.data.pipeline import write_with_ray_data  # the import takes a second; most runs find their shards written
+    from raysim.data.pipeline import write_with_ray_data  # takes a second; most runs find their shards written
 
     yield from write_with_ray_data(plan)
 
