@@ -1,6 +1,6 @@
 """The exact fold: a weighted sum of client updates whose bits do not depend on order or grouping.
 
-Every weighted contribution is rounded separately, to float64 and then to a grid shared by all contributions to the leaf.
+Every weighted contribution is rounded alone, to float64 and then to a grid shared by all contributions to the leaf.
 Sums of numbers on one grid that stay below 2^53 grid steps are exact, so addition becomes associative (pre-rounding,
 Demmel and Nguyen 2013, "Fast Reproducible Floating-Point Summation"). The grid step of a leaf is a power of two derived
 from the weights and the largest absolute update of each client, so partial sums of any trainers merge by `+`.
@@ -92,7 +92,7 @@ def fold(
     if total is None:
         total = torch.zeros(size, dtype=torch.float64, device=device)
     leaves = [leaf for leaf in layout.leaves if leaf.end <= size]
-    columns: list[Tensor] = []  # (k, segments) per leaf: a segment is a stretch of the vector with one weight per client
+    columns: list[Tensor] = []  # (k, segments) per leaf; in a segment of the vector each client has a single weight
     lengths: list[int] = []
     grids: list[float] = []
     for leaf, constant in zip(leaves, constants.tolist(), strict=True):

@@ -123,7 +123,7 @@ class InputTransform:
     function: Callable[..., object] | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Transform (B, height, width, channels) uint8 to (B, channels, height, width) float32, without augmentation."""
+        """Transform (B, height, width, channels) uint8 to (B, channels, height, width) float32; never augments."""
         return self._finish(self._central(inputs))
 
     def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class ClientTask:
 
 @dataclass
 class LastState:
-    """The state that was sent last. A state scored in one round usually starts the next round, and is then sent once."""
+    """The state that was sent last. A scored state usually starts the next round as well, and is then sent once."""
 
     ref: Ref | None = None
 

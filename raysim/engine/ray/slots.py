@@ -104,7 +104,7 @@ class TrainerSlot:
       started: reference to the result of the actor's `start`.
       process: the actor's process; None until the actor has started.
       failures: number of consecutive failed starts.
-      is_retired: whether the slot stays empty: the device lacked memory for the trainer, or the trainer failed to start.
+      is_retired: whether the slot stays empty: the trainer's device lacked memory, or the trainer failed to start.
     """
 
     index: int
@@ -220,7 +220,7 @@ class TrainerSlots:
         slot.started = slot.actor.start.remote()
 
     def retire(self, slot: TrainerSlot) -> bool:
-        """End a trainer for good, and let the node's other trainers use its memory; return False for the last trainer."""
+        """End a trainer for good, so that the node's other trainers may use its memory; return False for the last one."""
         if len(self.ready()) + len(self.starting()) < 2:
             return False
         node, slot.process, slot.is_retired = slot.node, None, True
