@@ -110,8 +110,8 @@ def crop_and_flip(
 ) -> Tensor:
     """Crop each image at its offsets and mirror it if drawn: (B, H, W, C) -> (B, *size, C) of the same type.
 
-    Mirrored copies are stored after the images, so that a row of any crop is contiguous in memory, and rows are gathered
-    rather than pixels.
+    Mirrored copies are stored after the images, so that a row of any crop is contiguous in memory, and rows rather than
+    pixels are gathered.
     """
     (height, width), (count, channels) = size, (len(images), images.shape[3])
     if padding:

@@ -102,10 +102,10 @@ def training_batches(
 ) -> Iterator[Batch]:
     """Yield `num_steps` batches, each epoch in a new order, gathered and transformed on the examples' device.
 
-    For speed, as many batches as fit into a cache are gathered at once and yielded as slices. Examples that fit into the
-    cache together and are used more than once are transformed only once, unless they are augmented. The augmentation of an
-    epoch is drawn at once, so that it does not depend on this grouping, and from a separate stream, so that batches have
-    the same examples with and without augmentation.
+    For speed, as many batches as fit into a cache are gathered at once and yielded as slices. Examples that fit into
+    the cache together and are used more than once are transformed only once, unless they are augmented. The
+    augmentation of an epoch is drawn at once, so that it does not depend on this grouping, and from a separate stream,
+    so that batches have the same examples with and without augmentation.
     """
     bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
     shape, device = examples.inputs.shape[1:], examples.targets.device

@@ -1,6 +1,6 @@
 """Metrics of a scored set: pure functions of the measurements of each example.
 
-Metrics in `METRICS` need all logits and are computed only if a run requests them; all other metrics are always computed.
+Metrics in `METRICS` need all logits and are computed only if a run requests them; other metrics are always computed.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def calibration_error(confidences: np.ndarray, hits: np.ndarray) -> float:
 def auroc(labels: np.ndarray, logits: np.ndarray) -> float:
     """Return the area under the receiver operating characteristic, one class against the rest, mean over the classes.
 
-    As in MedMNIST's evaluator and scikit-learn's `multi_class="ovr"`: from the softmax, ties count half. Classes without
-    examples, or with all examples, are left out. NaN if no class is left or a logit is not finite.
+    As in MedMNIST's evaluator and scikit-learn's `multi_class="ovr"`: from the softmax, ties count half. Classes with
+    no example or with all examples are left out. NaN if no class is left or a logit is not finite.
     """
     from scipy.stats import rankdata
 

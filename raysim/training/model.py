@@ -137,9 +137,9 @@ class BoundModel:
     def gradient_function(self, loss: LossFn) -> GradFn:
         """Return gradient(params, batch) of a loss, the gradient function before any `grads` hook.
 
-        With `params` = `self.params`, the function returns `self.grad`, which the caller may modify until the next call,
-        and the forward pass updates buffers, as in any training step. With another point, parameters and buffers are
-        restored afterwards, so that BatchNorm's statistics come from the training steps only.
+        With `params` = `self.params`, the function returns `self.grad`, which the caller may modify until the next
+        call, and the forward pass updates buffers, as in any training step. With another point, parameters and buffers
+        are restored afterwards, so that BatchNorm's statistics come from the training steps only.
         """
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
@@ -211,7 +211,7 @@ class BoundModel:
 
     @contextmanager
     def aside(self, point: Tensor, *, train: bool, seed: int) -> Iterator[None]:
-        """Move the model to a point in a mode, with separate random draws (dropout); restore everything after the block."""
+        """Move the model to a point in a mode, with separate random draws (dropout); restore all after the block."""
         with self.at(point, train=train), self._gradient_kept(), streams_kept(self.device):
             seed_global_stream(seed, self.device)
             yield
@@ -249,7 +249,7 @@ class BoundModel:
 
     @contextmanager
     def _gradient_kept(self) -> Iterator[None]:
-        """Restore `self.grad` and `self.loss`: a `grads` hook may compute another gradient while it uses `self.grad`."""
+        """Restore `self.grad` and `self.loss`: a `grads` hook may compute another gradient while using `self.grad`."""
         grad, loss = self.grad.clone(), self.loss
         try:
             yield
@@ -288,12 +288,12 @@ def compiled(
         outputs: Tensor = module(inputs)
         return outputs
 
-    # PyTorch counts recompilations by code object and stops compiling after eight: a copy gives each model its own count.
+    # PyTorch counts recompilations by code object and compiles at most eight: a copy gives each model its own count.
     forward.__code__ = forward.__code__.replace()
     if backend is True:
         from torch._inductor import list_options
 
-        # Kernels chosen by timing round differently from run to run; "deterministic" is missing in older PyTorch versions.
+        # Kernels chosen by timing round differently from run to run; older PyTorch has no option "deterministic".
         wanted, offered = {"triton.cudagraphs": device.type == "cuda", "deterministic": True}, list_options()
         graph = torch.compile(
             forward, options={name: wanted[name] for name in wanted if name in offered}, dynamic=False

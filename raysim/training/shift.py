@@ -55,7 +55,7 @@ class Shift:
     is_anew: bool = False
 
     def of_client(self, images: Tensor, client: int, purpose: str = "train") -> Tensor:
-        """Shift images of a client: (n, height, width, channels) uint8 -> float32 in the same units, on the same device."""
+        """Shift a client's images: (n, height, width, channels) uint8 -> float32 in the same units, on the same device."""
         return self.of_batch(images, torch_generator(derive_seed(self.seed, f"shift {purpose}", client=client)), client)
 
     def of_batch(self, images: Tensor, generator: torch.Generator, client: int) -> Tensor:
@@ -70,8 +70,8 @@ class Shift:
 
         Args:
           purpose: "test", "validation" or "unseen"; each has different draws.
-          sizes: number of rows of each client, if rows are sorted by client; None: rows are assigned to clients evenly and
-            at random.
+          sizes: number of rows of each client, if rows are sorted by client; None: rows are assigned to clients evenly
+            and at random.
         """
         if sizes is None:
             rng = numpy_generator(derive_seed(self.seed, f"shift {purpose}"))

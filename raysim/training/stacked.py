@@ -29,7 +29,7 @@ from raysim.training.tasks import CLASSES, Task
 #: and inputs fit into a cache.
 MOST_PARAMS, MOST_BATCH, MOST_CLIENTS = 2**18, 16, 8
 
-#: Most parameters of a stack on devices where kernel launches bound a step: 64 MiB. The value was not measured on a GPU.
+#: Most parameters of a stack on devices where kernel launches bound a step: 64 MiB. The value was not tuned on a GPU.
 MOST_ENTRIES = 2**24
 
 
@@ -64,9 +64,9 @@ class Stacker:
         """Return whether clients are stacked; depends on the configuration only.
 
         Clients are stacked if `stack` is "auto", the network is a small dense network with ReLU, all of it trained and
-        shared, and local training is uncompiled float32 SGD without momentum, weight decay or a gradient limit, in small
-        batches, for the cross-entropy of classes, without a user's augmentation and without methods that change local
-        steps.
+        shared, and local training is uncompiled float32 SGD without momentum, weight decay or a gradient limit, in
+        small batches, for the cross-entropy of classes, without a user's augmentation and without methods that change
+        local steps.
         """
         settings, layout = self.settings, self.layout
         return (
@@ -138,7 +138,7 @@ def most_clients(device: torch.device, num_params: int) -> int:
 
 
 def stacks(num_steps: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of neighbouring clients of a block with the same number of steps, at most `most` clients each."""
+    """Yield (start, end) of neighbouring clients with the same number of steps, at most `most` clients each."""
     first = 0
     for end in range(1, len(num_steps) + 1):
         if end == len(num_steps) or num_steps[end] != num_steps[first] or end - first == most:
@@ -185,8 +185,8 @@ def joined_batches(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor,
 def descend(layers: Sequence[Layer], images: Tensor, labels: Tensor, shares: Tensor, lr: float) -> Tensor:
     """Take an SGD step for every client; return [n], the losses before the step.
 
-    For y = x W^T + b and the gradient g of y, the gradient of W is g^T x, of b the sum of g, and of x it is g W. For the
-    cross-entropy, g is (softmax - onehot) * shares.
+    For y = x W^T + b and the gradient g of y, the gradient of W is g^T x, of b the sum of g, and of x it is g W. For
+    the cross-entropy, g is (softmax - onehot) * shares.
 
     Args:
       images, labels, shares: see `joined_batches`.

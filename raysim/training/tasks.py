@@ -33,7 +33,7 @@ class Task:
     Attributes:
       name: name of the task in messages.
       total: total(outputs, targets) -> sum of the losses of B examples. Scalar. Arguments are (B, ...).
-      measure: measure(outputs, targets) -> name -> (B, ...) measurements of each example; "labels" holds the class, if any.
+      measure: measure(outputs, targets) -> name -> (B, ...) measurements of each example; "labels" are classes, if any.
       metrics: metrics(columns, number of outputs) -> metrics of a whole set, including `main`.
       values: values(columns) -> (n,), one number for each example. finish(mean of the values of some examples) is the
         metric `of_part` of these examples.
@@ -110,7 +110,7 @@ CLASSES = Task(
 
 
 def _of_labels(columns: Columns, num_labels: int) -> dict[str, float]:
-    """Return metrics as in scikit-learn. Labels with a single value are left out of the AUROC; F1 uses the threshold 0.5."""
+    """Return metrics as in scikit-learn. Constant labels are left out of the AUROC; F1 uses the threshold 0.5."""
     from sklearn.metrics import f1_score, roc_auc_score
 
     targets, scores = columns["targets"], columns["scores"].astype(np.float64)
@@ -144,7 +144,7 @@ def _numbers(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_numbers(columns: Columns, num_outputs: int) -> dict[str, float]:
-    """Return the RMSE and the mean absolute error over all numbers, and scikit-learn's R2, the mean over the outputs."""
+    """Return RMSE and mean absolute error over all numbers, and R2 as in scikit-learn, the mean over the outputs."""
     targets, predictions = columns["targets"].astype(np.float64), columns["predictions"].astype(np.float64)
     errors = predictions - targets
     around = np.square(targets - targets.mean(0)).sum(0) if len(targets) else np.zeros(num_outputs)

@@ -220,7 +220,10 @@ class TrainerSlots:
         slot.started = slot.actor.start.remote()
 
     def retire(self, slot: TrainerSlot) -> bool:
-        """End a trainer for good, so that the node's other trainers may use its memory; return False for the last one."""
+        """End a trainer for good, unless it is the last; return whether it was ended.
+
+        The node's other trainers may use its memory.
+        """
         if len(self.ready()) + len(self.starting()) < 2:
             return False
         node, slot.process, slot.is_retired = slot.node, None, True
