@@ -54,7 +54,7 @@ class ModelSpec:
       num_classes: number of outputs for an example or a token: classes, labels, regression targets, or next tokens.
       input_shape: (height, width, channels) of images, (length,) of tokens, any shape of other numbers.
       pretrained: None, "default" (the weights that the library downloads) or the path of a file of weights.
-      lora: adapters for some layers; only adapters and the classifier are then trained. None: all parameters are trained.
+      lora: adapters for some layers; only adapters and the classifier are then trained. None: no adapters.
       head: path of the classifier of a user's model; None: the last linear layer.
       vocabulary: number of different tokens; 0: the inputs are not tokens.
     """

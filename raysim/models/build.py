@@ -52,8 +52,10 @@ def _refuse_unfit_inputs(architecture: Architecture, spec: ModelSpec) -> None:
 
 
 def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
-    """Return the path of the classifier layer. module: the built model, with or without adapters; None: a model is built
-    if the path depends on it.
+    """Return the path of the classifier layer.
+
+    Args:
+      module: the built model, with or without adapters; None: a model is built if it is needed to find the path.
     """
     if known := find_architecture(spec.name).head or spec.head:
         return known
@@ -86,7 +88,7 @@ def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
 
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
-    """Return the module with pretrained weights and adapters, if any. Adapters are new, unless the weights hold them."""
+    """Return the module with pretrained weights and adapters, if any; adapters are new unless the weights hold them."""
     pretrained = pretrained_weights(find_architecture(spec.name), spec)
     if pretrained is None:
         return _adapted(module, spec)
@@ -101,8 +103,8 @@ def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
 def try_model(spec: ModelSpec) -> None:
     """Check that a model can be built, run and loaded. Models of libraries stay on the meta device; nothing is fetched.
 
-    Only models with `needs_trial` are run, since the first operation on the meta device costs 1.5 s of imports. A user's
-    model is built and run with values, since its code may depend on values, which the meta device does not have.
+    Only models with `needs_trial` are run, since the first operation on the meta device costs 1.5 s of imports. A
+    user's model is built and run with values, since its code may depend on values, which the meta device does not have.
 
     Raises:
       ValueError: the model cannot be built with these options, or cannot run on these inputs.

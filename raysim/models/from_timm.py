@@ -85,7 +85,7 @@ def _config_of(network: str) -> PretrainedCfg:
 
 
 def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
-    """Return the module. Raises ValueError unless its patches cover the images: timm would ignore the remaining pixels."""
+    """Return the module. Raises ValueError unless its patches cover the images: timm would ignore the other pixels."""
     patches = getattr(module, "patch_embed", None)
     if isinstance(patches, library("timm.layers").PatchEmbed) and not patches.dynamic_img_pad:
         rows, columns = patches.patch_size

@@ -125,7 +125,7 @@ def mobilenetv2(
 
 
 def vit_b_16(shape: Shape, classes: int, *, dropout: Rate = 0.0) -> nn.Module:
-    """ViT-B/16 of torchvision; FedVG's code starts from its ImageNet-1k weights. `vit_b16` is timm's, with other weights.
+    """ViT-B/16 of torchvision; FedVG's code starts from its ImageNet-1k weights. `vit_b16` is timm's ViT-B/16.
 
     Layer blocks: each encoder block (`encoder.layers.0` ...), the classifier, and the stem with all other layers.
 

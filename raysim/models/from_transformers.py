@@ -60,7 +60,7 @@ def _path_of(name: str) -> Path:
 
 
 def causal_lm(path: Path, shape: Shape, classes: int, vocabulary: int) -> nn.Module:
-    """A causal language model of transformers, with the weights of a folder, or random weights for a configuration file.
+    """A causal language model of transformers, with a folder's weights, or random weights for a configuration file.
 
     Inputs are tokens (B, length), outputs logits (B, length, vocabulary). Embedding and output layer have one row for
     each token of the data; with a folder, the first rows of its weights. Tied layers are untied: both begin with the

@@ -18,7 +18,7 @@ from raysim.base.options import Bounds
 #: Kinds of normalisation. "group" keeps no statistics: it has no buffers and does not depend on the batch.
 Norm = Literal["batch", "group"]
 
-#: Types of options, checked by the configuration. The limit of Depth allows the deepest ResNet of the paper, 1,202 layers.
+#: Types of options, checked by the configuration. Depth allows the deepest network of the ResNet paper, 1,202 layers.
 Width = Annotated[int, Bounds(ge=1)]
 Depth = Annotated[int, Bounds(ge=1, le=2000)]
 Rate = Annotated[float, Bounds(ge=0, lt=1)]

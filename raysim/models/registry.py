@@ -52,8 +52,8 @@ def find_architecture(name: str) -> Architecture:
 def prefers_channels_last(spec: ModelSpec, module: nn.Module) -> bool:
     """Return whether the model was measured to train faster with channels-last convolutions, and is safe with them.
 
-    For channels-last images, oneDNN's gradient of a narrow 1x1 convolution with a stride is wrong and writes outside its
-    memory (uxlfoundation/oneDNN#6035): below 8 input channels with AVX2, below 16 with AVX-512.
+    For channels-last images, oneDNN's gradient of a narrow 1x1 convolution with a stride is wrong and writes outside
+    its memory (uxlfoundation/oneDNN#6035): below 8 input channels with AVX2, below 16 with AVX-512.
     """
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     is_unsafe = any(c.kernel_size == (1, 1) != c.stride and c.in_channels < 16 for c in convolutions)

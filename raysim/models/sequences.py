@@ -52,8 +52,8 @@ def recurrent(
 ) -> nn.Module:
     """GRU or LSTM layers on embedded tokens, by default of the sizes that are usual for the characters of Shakespeare.
 
-    `lstm` is the character model of McMahan et al. 2017 (AISTATS, section 3) and of LEAF; it has 822,570 parameters with
-    the defaults and 90 tokens. PyTorch's layers have two bias vectors, TensorFlow's have one.
+    `lstm` is the character model of McMahan et al. 2017 (AISTATS, section 3) and of LEAF; it has 822,570 parameters
+    with the defaults and 90 tokens. PyTorch's layers have two bias vectors, TensorFlow's have one.
 
     Args:
       embedding: width of the embedding of a token.

@@ -33,7 +33,7 @@ def cnn(
       hidden: width of the hidden layer.
       norm: normalisation after each convolution.
       groups: groups of GroupNorm, with norm "group".
-      activation, pool: with tanh and average the network is smooth: small changes of parameters change gradients little.
+      activation, pool: tanh and average make the network smooth: small changes of parameters change gradients little.
     """
     height, breadth, channels = shape
     pixels = (height // 4) * (breadth // 4)

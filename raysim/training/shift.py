@@ -55,7 +55,7 @@ class Shift:
     is_anew: bool = False
 
     def of_client(self, images: Tensor, client: int, purpose: str = "train") -> Tensor:
-        """Shift a client's images: (n, height, width, channels) uint8 -> float32 in the same units, on the same device."""
+        """Shift a client's images, (n, height, width, channels) uint8 -> float32 in the same units, on their device."""
         return self.of_batch(images, torch_generator(derive_seed(self.seed, f"shift {purpose}", client=client)), client)
 
     def of_batch(self, images: Tensor, generator: torch.Generator, client: int) -> Tensor:
