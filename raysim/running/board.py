@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-#: Group of the curves in MAIN, which TensorBoard shows first: it sorts groups by name and opens the first two. The curves
-#: are also in the groups of their names in progress.csv.
+#: Group of the curves in MAIN. TensorBoard sorts groups by name and opens the first two. The curves are also in the
+#: groups of their names in progress.csv.
 FIRST = "accuracy and loss"
 MAIN = ("server/accuracy", "server/loss", "server/validation_accuracy", "server/validation_loss", "train/loss")
 
@@ -25,8 +25,8 @@ class Board:
     def __init__(self, folder: Path, first_round: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        # TensorBoard reads files in the order of their names, which begin with the second of their creation. A file that
-        # an earlier process created in the same second might be read later, and its points would not be dropped.
+        # TensorBoard reads files in the order of their names, which hold the second of creation. A file that an earlier
+        # process created in the same second might be read after this one, and this file's points would be dropped.
         while first_round and list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
             time.sleep(0.02)
         self._writer = SummaryWriter(str(folder), purge_step=first_round or None)

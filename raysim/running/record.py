@@ -136,7 +136,7 @@ class Recorder:
         return self._chain.links
 
     def summary(self, facts: Mapping[str, object], hyperparameters: Mapping[str, object]) -> Settings:
-        """Write summary.json from the rows and given facts, and return its contents. hyperparameters: for TensorBoard."""
+        """Write summary.json from rows and given facts, and return its contents. hyperparameters: for TensorBoard."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
         scores = judged(self.rows, len(self.rows), self.main, every=self._evaluate_every)
         result = {
@@ -175,7 +175,7 @@ class Recorder:
             writer.writerows(cells([name, *row]) for name, row in zip(self.classes, matrix.tolist(), strict=True))
 
     def _pictures(self, record: RoundRecord) -> Iterator[tuple[str, Figure]]:
-        """Yield (tag, figure): heat maps of the weights and of logged arrays by client, bar charts of logged vectors."""
+        """Yield (tag, figure): heat maps of weights and of logged arrays by client, bar charts of logged vectors."""
         number = record.round_index
         if record.weights.size and np.isfinite(record.weights).any():
             kept = record.clients["client"][~record.clients["is_dropped"]].tolist()
@@ -238,7 +238,7 @@ HEADLINES = dict.fromkeys(("dp/epsilon", "local_dp/epsilon", "dp_sgd/epsilon"), 
 
 
 def headlines(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """Return heading -> number: last epsilon, attack success and number of chosen clients; megabytes sent by clients."""
+    """Return heading -> number: last epsilon, attack success and number of chosen clients, and megabytes up in all."""
     columns = dict.fromkeys(name for row in rows for name in row)
     names = {name: HEADLINES.get(name, name) for name in columns if name in HEADLINES or name.endswith("/chosen")}
     found = {heading: list(_points(rows, name).values())[-1] for name, heading in names.items() if _points(rows, name)}
@@ -249,7 +249,7 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
     """Return the reason to stop after the given rounds; empty to continue. Depends on the records only.
 
     A run ends after an evaluation, so that its last model is scored; if only the last round is evaluated (`every` 0),
-    the run may end after any round. Only `stop.epsilon` is never exceeded: it may end a run before the first evaluation.
+    the run may end after any round. `stop.epsilon` is never exceeded: it may end a run before the first evaluation.
 
     Args:
       rows: rows of progress.csv, from the first round on.
@@ -280,7 +280,7 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
 def _reason_to_save(allowed: float, row: Mapping[str, str], more: int) -> str:
     """Return the reason to stop if `more` rounds would exceed the allowed epsilon, else "". row: the last row."""
     spent, after_one = float(row["dp/epsilon"]), float(row["dp/next_epsilon"])
-    # Epsilon is concave in the number of rounds (a minimum of straight lines), so the linear estimate is an upper bound.
+    # Epsilon is concave in the number of rounds (a minimum of lines), so that the linear estimate is an upper bound.
     if spent + more * (after_one - spent) <= allowed:
         return ""
     return f"epsilon {spent:.4g} is spent: {allowed:g} is allowed, and the next evaluation would come to more"

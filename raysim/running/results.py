@@ -114,8 +114,8 @@ class Run:
     def arrays(self, name: str) -> dict[int, pd.DataFrame | np.ndarray]:
         """Return the arrays that methods logged under a name: round -> values.
 
-        Arrays with two axes are DataFrames: a row for each client of the cohort, indexed by id, and columns with the names
-        that the method gave (FedVG's norms: one column per tensor). Other arrays are NumPy arrays.
+        Arrays with two axes are DataFrames: a row for each client of the cohort, indexed by id, and columns with the
+        method's names (FedVG's norms: one column per tensor). Other arrays are NumPy arrays.
 
         Raises:
           KeyError: no array of this name was logged; the error lists the names that were logged.

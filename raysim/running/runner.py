@@ -57,8 +57,8 @@ def execute(
 
     Args:
       on_start: on_start(run directory, first round, number of rounds).
-      on_round: on_round(record) is called after each round. If it returns "stop", the run ends as completed; if it raises
-        Stopped, the run ends unfinished, without a failure.
+      on_round: on_round(record) is called after each round. If on_round returns "stop", the run ends as completed; if
+        on_round raises Stopped, the run ends unfinished, without a failure.
       on_step: on_step(text) is called when a step before or after the rounds begins that may take seconds.
       on_note: on_note(text) gets remarks about the run, such as repeated attempts, and notes of methods and loggers.
       on_summary: on_summary(run directory, summary) is called before the pictures are drawn.
