@@ -1,1 +1,1 @@
-"""Engine of a run: server, trainers, pools and checkpoints. Only `engine/ray` imports Ray."""
+"""Engine of a run: server, trainers, pools and checkpoints. Of the engine, only `engine/ray` imports Ray."""

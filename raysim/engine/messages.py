@@ -121,7 +121,7 @@ class RoundMessage:
 
     @property
     def sum_index(self) -> int:
-        """The round that sums the updates."""
+        """Index of the round that sums the updates."""
         return self.round_index + self.staleness
 
 
@@ -238,7 +238,7 @@ class EvaluationPoint:
 class Snapshot:
     """State of the server, without client memory: (num_state,) float32, counters, and server states of methods.
 
-    turns: simulated time, the clients at work, and the messages that they received; None without simulated time.
+    turns: simulated time, clients at work, and the messages that these received; None without simulated time.
     """
 
     state: np.ndarray

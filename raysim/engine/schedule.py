@@ -191,9 +191,13 @@ class Turns:
 
 
 def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
-    """Return how many trainers fit on a node or in a bundle. room: its resources; share: resources of a trainer.
+    """Return how many trainers fit on a node or in a bundle.
 
     A share of a GPU belongs to a single GPU: two trainers with 0.4 fit on each GPU.
+
+    Args:
+      room: resources of the node or bundle.
+      share: resources of a trainer.
     """
 
     def count(name: str, each: float) -> int:

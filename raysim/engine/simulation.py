@@ -32,7 +32,7 @@ class RecordKeeper(Protocol):
 GRACE_S = 20.0
 
 
-#: Reason of the end of a run that `on_round` stopped.
+#: Reason to stop of a run that `on_round` ended.
 ENDED_BY_CALL = "on_round returned stop"
 
 

@@ -56,8 +56,8 @@ Answer = TypeVar("Answer")
 class Trainer:
     """Trains client blocks, keeps their updates, sums updates, and evaluates slices.
 
-    Between calls, results depend only on the kept vectors of the round's clients. Another trainer that trains the same
-    blocks has the same vectors.
+    Between calls, a trainer keeps the vectors of the round's clients, and no other state that affects results. Another
+    trainer that trains the same blocks has the same vectors.
 
     Attributes:
       module: the network; its initial values have no effect, since every client starts from the message.

@@ -47,7 +47,7 @@ def vit(
 def vit_16(
     network: str, shape: Shape, classes: int, *, patch: Width = 16, dropout: Rate = 0.0, drop_path: Rate = 0.0
 ) -> nn.Module:
-    """A standard vision transformer of timm, for any image size that the patch divides.
+    """A standard vision transformer of timm, for any image size that is divisible by the patch size.
 
     Args:
       patch: height and width of a patch.

@@ -42,7 +42,7 @@ def unfit_option(text: str) -> ConfigError:
 
 
 def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.Module]:
-    """make(channels) -> normalisation of images (dims = 2) or of feature vectors (dims = 1); "none": nothing.
+    """Return make(channels) -> normalisation of images (dims = 2) or feature vectors (dims = 1); identity for "none".
 
     Args:
       groups: groups of GroupNorm; must divide every width. 2 is usual in federated learning, 32 in GroupNorm's paper.

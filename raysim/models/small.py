@@ -57,7 +57,7 @@ def cnn(
 
 
 def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
-    """LeNet-5 with max pooling and ReLU, as federated learning uses it; 61,706 parameters on 1 x 32 x 32 input.
+    """LeNet-5 with max pooling and ReLU, as in federated learning; 61,706 parameters for 1 x 32 x 32 and 10 classes.
 
     Args:
       padding: padding of the first convolution: 2 pads 28 x 28 images to LeNet's 32 x 32.

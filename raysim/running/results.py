@@ -234,7 +234,7 @@ class Runs(Sequence[Run]):
         return f"Runs of {len(self)}: {names}{' ...' if len(self) > 5 else ''}"
 
     def frame(self) -> pd.DataFrame:
-        """Table with one row per run, indexed by name: sweep, varying settings or labels, accuracies, status."""
+        """Return a table with a row per run, indexed by name: sweep, varying settings or labels, accuracies, status."""
         import pandas as pd
 
         labels = [_labels(run) for run in self]

@@ -199,7 +199,7 @@ class InputTransform:
         return x
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """(x - mean) / std, in place."""
+        """Return (x - mean) / std, computed in place."""
         if not self.mean:
             return x
         numbers = [constants(each, torch.float32, x.device).expand(x.shape[1]) for each in (self.mean, self.std)]

@@ -71,7 +71,7 @@ class BoundModel:
         if features:
             self.module.get_submodule(head).register_forward_pre_hook(self._keep_features)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
-        #: Whether an example's output in train mode depends on its batch: by BatchNorm, or by what dropout draws.
+        #: Whether an example's output in train mode depends on its batch: by BatchNorm, or by the draws of dropout.
         self.depends_on_batches = self.has_batch_norm or any(map(_drops, self.module.modules()))
 
     def _bind(self) -> None:

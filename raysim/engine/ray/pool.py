@@ -107,8 +107,9 @@ class RayPool:
     trainer are trained again when they are needed. If a trainer's device has not enough memory for a client, the
     trainer is ended and its tasks go to the other trainers; the out-of-memory error of the last trainer ends the run.
 
-    Updates stay in the memory of the trainer that computed them until the next round. Only sums are sent. The sums of a
-    node's trainers are added on the node, except on the server's node, where the server adds them.
+    Updates stay in the memory of the trainer that computed them until the next round. Only sums are sent, and columns
+    of updates for `on_columns`. The sums of a node's trainers are added on the node, except on the server's node, where
+    the server adds them.
 
     Args:
       capacity: returns the number of trainers for which there is room, before every round; 0: the number is fixed.
