@@ -97,8 +97,8 @@ def autoscales() -> bool:
 def _is_out_of_reach(group: PlacementGroup, share: Mapping[str, float]) -> bool:
     """Return whether the autoscaler can never find room for a placement group.
 
-    This is so if the autoscaler reports the group as infeasible, no node is starting, and all room for trainers is free.
-    Version 1 of Ray's autoscaler reports nothing: the run waits until `wait_s` is over.
+    This is so if the autoscaler reports the group as infeasible, no node is starting, and all room is free. Version 1
+    of Ray's autoscaler reports nothing: the run waits until `wait_s` is over.
     """
     status = GetClusterStatusReply.FromString(internal_kv_get_gcs_client().get_cluster_status())
     told = status.autoscaling_state
