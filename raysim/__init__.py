@@ -3,7 +3,7 @@
     import raysim
     run = raysim.run("configs/quickstart.yaml", rounds=5)
 
-All of it is imported when it is first used.
+Every name is imported on first use.
 """
 
 from __future__ import annotations

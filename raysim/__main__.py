@@ -1,4 +1,4 @@
-"""Entry point of the command; an error during imports is one line as well."""
+"""Entry point of the command; Ctrl-C during imports also ends it with one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOPPED = "stopped by Ctrl-C; the same command starts from the beginning\n"
 
 
 def main() -> None:
-    """Run the verb of the command line; ends the process with its status."""
+    """Run the verb of the command line, and end the process with the verb's status."""
     try:
         try:
             before = signal.getsignal(signal.SIGINT)
@@ -28,19 +28,19 @@ def main() -> None:
                 raise KeyboardInterrupt from end
             raise
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only disturb the end of Ray
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would only disturb the end of Ray
         sys.stderr.write(STOPPED)
         sys.exit(128 + signal.SIGINT)
 
 
 def _end(*_: object) -> None:
-    """End this process at once: Python drops a KeyboardInterrupt in callbacks, of which an import has many."""
+    """End this process at once: an import has many callbacks, and Python drops a KeyboardInterrupt in a callback."""
     os.write(2, STOPPED.encode())
     os._exit(128 + signal.SIGINT)
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, inside of an import a little later: Python drops one that is raised in an import's callback."""
+    """Raise KeyboardInterrupt, during an import 10 ms later: Python drops a KeyboardInterrupt in import callbacks."""
     if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         return

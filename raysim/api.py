@@ -1,4 +1,4 @@
-"""What `import raysim` offers: runs, sweeps and reports from Python. The command is a thin layer over the same functions.
+"""Python interface of raysim: runs, sweeps, reports and data sets. The command calls the same functions.
 
 run = raysim.run("configs/quickstart.yaml", rounds=5, methods=["fedprox", {"fedvg": {"granularity": "block"}}])
 run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
@@ -147,7 +147,7 @@ def report(
 
 
 def _folders_of(runs: Run | Runs | str | Path) -> list[Path]:
-    """The folders of one thing to report."""
+    """Return the run folders of a run, of several runs, or of a folder or URI."""
     if isinstance(runs, Run):
         return [runs.folder]
     return [run.folder for run in runs] if isinstance(runs, Runs) else [local_copy(runs)]
@@ -165,17 +165,19 @@ def arrays(
     vocabulary: int | None = None,
     root: str | Path = "data",
 ) -> SetInfo:
-    """Write arrays as a prepared set; `data={"name": name}` trains on it. A second call with the same arrays changes nothing.
+    """Write arrays as a prepared set, for runs with `data={"name": name}`. A repeated call with the same arrays changes
+    nothing.
 
     Args:
       inputs: (n, height, width) or (n, height, width, channels) uint8: images; (n, ...) floats, such as rows of a table;
         (n, length) other integers: tokens.
       targets: (n,) integers from 0 to classes - 1; (n, labels) of 0 and 1, several labels per row; (n,) or (n, numbers)
-        floats to be predicted; (n, length) tokens, each the token that follows the input token at the same position.
+        floats to predict; (n, length) tokens, each the token that follows the input token at the same position.
       classes: names of the outputs (classes, labels, numbers or tokens); None: their indices.
-      domains: (n,) integers, or None; splits: (n,) 0 train, 1 validation, 2 test, or None.
+      domains: (n,) integers, or None.
+      splits: (n,) 0 train, 1 validation, 2 test, or None.
       task: name of a task, or `module:function` for a task of your own; None: decided by type and shape of the targets.
-      vocabulary: number of tokens; None: the number of tokens that occur.
+      vocabulary: number of different tokens; None: the number of tokens that occur.
       root: folder of prepared sets, `data.root`.
     Raises:
       DataError: types or shapes that are not listed above, targets outside the classes, or numbers that are not finite.
@@ -201,18 +203,19 @@ def table(
     codes: bool = False,
     root: str | Path = "data",
 ) -> SetInfo:
-    """Write a pandas DataFrame as a prepared set, as `raysim prepare table` writes a CSV file. `reading` of the result says how
-    each column was read.
+    """Write a pandas DataFrame as a prepared set, as `raysim prepare table` does with a CSV file. The result's
+    `reading` describes how each column was read.
 
     Args:
-      target: the column to be predicted, or several columns of labels or numbers.
-      domains: the column with the domain of each row; drop: columns that are not read.
+      target: the column to predict, or several columns of labels or numbers.
+      domains: the column with the domain of each row.
+      drop: columns that are not read.
       task: the task, required if the target does not decide it, for example with many different whole numbers.
       missing: "drop" leaves out rows with a missing value; "mean" and "median" fill columns of numbers with the mean or
         median, and columns of words with the most frequent word; "word" fills numbers with the median and words with
         the word "missing"; None: a missing value is an error.
       missing_target: "drop" leaves out rows without a target or a domain.
-      dates: the order of year, month and day in columns of words that hold dates; they become days since 1970-01-01.
+      dates: the order of year, month and day in columns of words that hold dates; dates become days since 1970-01-01.
       codes: True: a column of words becomes one column of numbers; False: one column per word.
       root: folder of prepared sets, `data.root`.
     Raises:
@@ -233,7 +236,7 @@ def _refuse_other_arguments(name: str, function: Callable[..., object], given: s
     """Raise ConfigError if a function cannot be called with one argument. given: description of the argument."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some built-ins nobody knows what they take
+    except (TypeError, ValueError):  # some built-ins have no signature
         return
     try:
         signature.bind(None)
@@ -243,13 +246,13 @@ def _refuse_other_arguments(name: str, function: Callable[..., object], given: s
 
 
 def _checked(on_round: OnRound | None, show: Callable[[RoundRecord], None]) -> Callable[[RoundRecord], object]:
-    """Wrap the caller's function for every round and check its result; `show` gets the record first."""
+    """Return a callback for every round: calls `show`, then `on_round`, and checks the result of `on_round`."""
 
     def after(record: RoundRecord) -> object:
         show(record)
         try:
             answer = on_round(record) if on_round is not None else None
-        except SystemExit as error:  # else it would be taken for the end that a signal asks for
+        except SystemExit as error:  # would otherwise be treated as a stop by a signal
             raise OwnCodeError(words_of(error), place_in(error), "let on_round return 'stop' to end the run") from error
         if answer is not None and not (isinstance(answer, str) and answer == "stop"):
             what = f"on_round returned {answer!r}"
@@ -261,7 +264,7 @@ def _checked(on_round: OnRound | None, show: Callable[[RoundRecord], None]) -> C
 
 @contextmanager
 def _signals_as_keyboard_interrupt() -> Iterator[None]:
-    """Ctrl-C in a script or a notebook ends as Python users know it, after the checkpoint."""
+    """Turn Interrupted, raised after the checkpoint, into the KeyboardInterrupt that Python users expect."""
     from raysim.engine.simulation import Interrupted
 
     try:

@@ -1,4 +1,4 @@
-"""From settings to a finished run or sweep: what `import raysim` and the command share."""
+"""Functions from settings to a finished run or sweep, shared by `import raysim` and the command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def settings_of(
     """Return (raw configuration, source for messages), the arguments of `check` and `plan_sweep`.
 
     Args:
-      where: what the overrides come from, for messages.
+      where: origin of the overrides, for messages.
     """
     refuse_others("config", config, str | Path | Mapping | None)
     refuse_others("overrides", overrides, Mapping | None)
@@ -54,12 +54,12 @@ def settings_of(
 
 
 def _by_dotted_keys(raw: Raw, key: str, value: object) -> Settings:
-    """A setting of the call; a dictionary for a group is merged key by key."""
+    """Return a setting of the call by dotted keys; a dictionary for a group is merged key by key."""
     group = value_at(raw, key)
     field = Config.model_fields.get(key)
     is_group = isinstance(group, Mapping) or (group is None and field is not None and field.default_factory is not None)
     if isinstance(value, dict) and is_group:
-        if any("." in str(name) for name in value):  # names of the user's own, as those of axes
+        if any("." in str(name) for name in value):  # names that are dotted keys, such as axes of a sweep
             return {key: {**(group if isinstance(group, Mapping) else {}), **value}}
         return {f"{key}.{name}": each for name, each in value.items()}
     return {key: value}
@@ -74,10 +74,10 @@ def finished_run(
     on_round: Callable[[RoundRecord], object] = lambda _: None,
     on_summary: Callable[[Path, Settings], None] = lambda *_: None,
 ) -> Run:
-    """Check a configuration, run to the end, and return the run. Raises as `checked_run`; RaysimError: as `execute`.
+    """Check a configuration, run to the end, and return the run. Raises the errors of `checked_run` and `execute`.
 
     Args:
-      on_summary: on_summary(run directory, summary) before the pictures are drawn.
+      on_summary: on_summary(run directory, summary) is called before the pictures are drawn.
     """
     folders: list[Path] = []
 
@@ -95,7 +95,13 @@ def finished_run(
 
 
 def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights: bool = True) -> Plan:
-    """The plan of a run, checked; reads_weights: see `check`. Raises ConfigError: it is a sweep; and as `check`."""
+    """Return the checked plan of a run.
+
+    Args:
+      reads_weights: see `check`.
+    Raises:
+      ConfigError: the configuration is a sweep. Also the errors of `check`.
+    """
     if axes_as_written(raw):
         verb = command("raysim", "tune", source)
         text = (
@@ -118,7 +124,7 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
 
 
 def _of_other_verbs(config: Config) -> list[Fault]:
-    """Return faults of settings for other verbs, and of metrics and figures that a report will not find."""
+    """Return faults of settings for other verbs, and of metrics and figures that the run will not have."""
     from raysim.tuning.metrics import report_faults
 
     return report_faults(config.report, [config]) + [
@@ -131,7 +137,7 @@ def _of_other_verbs(config: Config) -> list[Fault]:
 def finished_sweep(
     raw: Raw, source: str, listener: Listener, *, callbacks: Sequence[object] = ()
 ) -> tuple[Sweep, dict[str, Outcome]]:
-    """Plan a sweep, run the unfinished trials, and write the results. Raises as `plan_sweep` and `run_sweep`."""
+    """Plan a sweep, run unfinished trials, and write the results. Raises the errors of `plan_sweep` and `run_sweep`."""
     planned = checked_sweep(raw, source, listener)
     from raysim.tuning.driver import run_sweep  # loads Ray
     from raysim.tuning.outcome import write_results
@@ -143,7 +149,7 @@ def finished_sweep(
 
 
 def checked_sweep(raw: Raw, source: str, listener: Listener, *, reads_weights: bool = True) -> Sweep:
-    """The plan of a sweep, checked; reads_weights: see `check`. Raises as `plan_sweep`."""
+    """Return the checked plan of a sweep. reads_weights: see `check`. Raises the errors of `plan_sweep`."""
     listener.step(f"checking the trials of {source}")
     if note := note_of_values(raw):
         listener.say(f"note: {note}")
@@ -153,7 +159,7 @@ def checked_sweep(raw: Raw, source: str, listener: Listener, *, reads_weights: b
 
 
 def refuse_others(name: str, value: object, kind: Any) -> None:
-    """ConfigError for an argument of another kind: a class, or a union of some."""
+    """Raise ConfigError unless an argument is of a type. kind: a class, or a union of classes."""
     if not isinstance(value, kind):
         expected = " or ".join(each.__name__ for each in get_args(kind) or [kind]).replace("NoneType", "None")
         raise ConfigError([Fault(name, f"must be of type {expected}, got {type(value).__name__}")], "the call")

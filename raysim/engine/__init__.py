@@ -1,1 +1,1 @@
-"""The machinery of a run: server, trainers, pools, checkpoints and records. Ray stands in `engine/ray` only."""
+"""Engine of a run: server, trainers, pools and checkpoints. Of the engine, only `engine/ray` imports Ray."""

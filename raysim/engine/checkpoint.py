@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, as safetensors and JSON; nothing is ever unpickled."""
+"""Checkpoints as safetensors and JSON, written atomically; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from raysim.folders.files import partial_file, sync_folder, write_file
 
 ARRAY = "__array__"
 
-#: Of the two files of a tree: its arrays, and all else.
+#: Suffixes of the two files of a tree: the arrays, and all other values.
 SUFFIXES = (".safetensors", ".json")
 
 
-#: Of the files; checkpoints of another form are not read.
+#: Version of the file format; checkpoints of another version are not read.
 FORM = 2
 
-#: Checkpoints that are kept: where the newest is damaged, the one before it counts.
+#: Number of checkpoints that are kept: if the newest is damaged, the previous one is used.
 KEPT = 2
 
 #: Names of client memories, below the folder of checkpoints.
 MEMORY = re.compile(r"memory/client-\d{6,}-\d{6,}")
 
-#: What reading a damaged file raises.
+#: Errors that reading a damaged file raises.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was restored.
+    """A checkpoint, read from its files.
 
     Attributes:
-      next_round: to run.
-      memories: client -> where its memory lies.
-      records: checksums of the records of all rounds before it.
+      next_round: the first round to run after a resume.
+      memories: client -> path of the client's memory.
+      records: checksums of the records of all rounds before `next_round`.
     """
 
     next_round: int
@@ -58,15 +58,15 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """`<run>/checkpoints`: a folder per checkpoint, and client memories beside them, each written once per change.
+    """The folder `<run>/checkpoints`: a folder per checkpoint, and client memories, each written once per change.
 
-    A checkpoint knows the SHA-256 of every file that belongs to it, and of itself.
+    checkpoint.json holds a SHA-256 for each tree of files of the checkpoint, and one for its own contents.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._memories: dict[int, str] = {}
-        self._digests: dict[str, str] = {}  # of the memories, by name
+        self._digests: dict[str, str] = {}  # SHA-256 of the memories, by name
 
     def save(
         self,
@@ -78,8 +78,8 @@ class CheckpointStore:
         """Write a checkpoint after round `next_round - 1`.
 
         Args:
-          records: checksums of the run's records, which it keeps.
-          memories: (client, packed memory) of each client whose memory changed since the last save; taken one by one.
+          memories: (client, packed memory) of each client whose memory changed since the last save; read one by one.
+          records: checksums of the run's records, stored in the checkpoint.
         """
         for client, memory in memories:
             name = f"memory/client-{client:06d}-{next_round:06d}"
@@ -105,10 +105,10 @@ class CheckpointStore:
         return target
 
     def latest(self, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-        """Return the newest sound checkpoint, or None without any. Damaged checkpoints are moved aside.
+        """Return the newest undamaged checkpoint, or None if there are no checkpoints. Damaged checkpoints are renamed.
 
         Args:
-          say: says a line for each damaged one.
+          say: say(line) is called for each damaged checkpoint.
         Raises:
           RaysimError: there are checkpoints, and all are damaged.
         """
@@ -147,10 +147,10 @@ class CheckpointStore:
         return Checkpoint(fields["next_round"], snapshot, memories, fields["records"])
 
     def read_memory(self, path: Path) -> Packed:
-        """Return a client's packed memory from the checkpoint read last.
+        """Return a client's packed memory from the checkpoint that was read last.
 
         Raises:
-          RaysimError: it changed since then.
+          RaysimError: the file changed since the checkpoint was written.
         """
         with explained("damaged client memory", path, "run the same command again", *DAMAGE, to=RaysimError):
             return _read_tree(path, self._digests[path.relative_to(self.folder).as_posix()])
@@ -181,10 +181,11 @@ def _digest_of(fields: object) -> str:
 
 
 def _write_tree(path: Path, tree: Packed) -> str:
-    """A tree of arrays and JSON values as PATH.safetensors and PATH.json; the JSON, written last, makes it complete.
+    """Write a tree of arrays and JSON values as PATH.safetensors and PATH.json. The JSON file is written last: a tree
+    with it is complete.
 
     Returns:
-      SHA-256 over both.
+      SHA-256 over both files.
     """
     arrays: dict[str, np.ndarray] = {}
     skeleton = _strip(tree, "", arrays)
@@ -220,9 +221,9 @@ def _joint_digest(contents: Iterable[bytes]) -> str:
 
 
 def _strip(value: Packed, key: str, arrays: dict[str, np.ndarray]) -> Packed:
-    """The tree with a mark {ARRAY: key} in the place of each array, which goes to `arrays`."""
+    """Return the tree with each array moved to `arrays` and replaced by {ARRAY: key}."""
     if isinstance(value, np.ndarray):
-        arrays[key] = np.ascontiguousarray(value).reshape(value.shape)  # NumPy makes (1,) of ()
+        arrays[key] = np.ascontiguousarray(value).reshape(value.shape)  # ascontiguousarray turns shape () into (1,)
         return {ARRAY: key}
     where = key or "the state"
     if isinstance(value, dict):

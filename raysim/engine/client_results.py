@@ -1,4 +1,4 @@
-"""Results of a trained client: vectors, kept in the process; small reports; memory; or the error."""
+"""Results of a trained client: vectors, which stay in the process; small reports; client memory; or an error."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from raysim.training.model import BoundModel
 class RoundVectors:
     """Vectors of a round's clients: name of a vector -> client -> row.
 
-    "update" has num_state entries, "method/name", a reported `Vector`, num_params. Rows are reused from round to
-    round, so that clients write to pages that are there already; what a round did not need is given up after it.
+    The vector "update" has num_state entries; "method/name" is a reported `Vector` with num_params entries. Rows are
+    reused in the next round, so that clients write to allocated memory pages; rows that the next round does not use
+    are freed after it.
     """
 
     def __init__(self, layout: Layout):
@@ -40,12 +41,12 @@ class RoundVectors:
         self._rows = {}
 
     def of(self, name: str, clients: Iterable[int]) -> list[Tensor]:
-        """The row of each client, on the CPU; valid until the next round begins."""
+        """Return the row of each client, on the CPU; valid until the next round begins."""
         rows = self._rows[name]
         return [rows[client] for client in clients]
 
     def write(self, name: str, client: int, value: Tensor, minus: Tensor | None = None) -> np.ndarray:
-        """Keep a client's value, or value - minus.
+        """Store a client's value, or value - minus.
 
         Args:
           value, minus: [num_state] or [num_params], on any device.
@@ -53,7 +54,7 @@ class RoundVectors:
           (1, leaves) float64: largest absolute entry of each leaf.
         """
         row = self._row(name, client, len(value))
-        if value.device.type != "cpu":  # measured there, and copied once
+        if value.device.type != "cpu":  # the peaks are computed on the device; one copy to the CPU
             value = value.float() if minus is None else value - minus
             row.copy_(value)
         else:
@@ -63,12 +64,12 @@ class RoundVectors:
 
     def _row(self, name: str, client: int, size: int) -> Tensor:
         rows, spare = self._rows.setdefault(name, {}), self._spare.get(name)
-        if client not in rows:  # else a task that is done once more
+        if client not in rows:  # a client of a repeated task has a row already
             rows[client] = spare.pop() if spare else torch.empty(size)
         return rows[client]
 
 
-#: The engine's own namespace in client memory: personal (trained but not shared) leaves.
+#: Key of the engine in client memory, for personal leaves (trained but not shared).
 ENGINE = "raysim"
 
 
@@ -81,15 +82,15 @@ def take_update(
     start: Tensor,
     layout: Layout,
 ) -> tuple[np.ndarray, int, Tensor]:
-    """Store a client's update; return (peaks, bytes, the model [num_state] after the local steps).
+    """Store a client's update; return (peaks, bytes, state [num_state] after the local steps).
 
-    The model is then where that update leads.
+    The model's state is set to `start` plus the update as sent, for example after compression.
 
     Args:
-      start: [num_state], where the client began.
+      start: [num_state], the client's starting point.
     """
     is_encoded = any(method.outgoing for method in phase.methods)
-    # What is not finite goes as it is, so that it is found: signs, for one, would hide it.
+    # A non-finite update is not encoded, so that it is detected: encoding by signs, for example, would hide it.
     if not is_encoded or not bool(torch.isfinite(model.state).all()):
         return vectors.write("update", client, model.state, start), layout.shared_bytes, model.state
     size, whole = layout.num_params, model.state - start
@@ -100,7 +101,7 @@ def take_update(
     for view in views.values():
         view.trained_state = trained
     whole[:size] = sent.values
-    for name, values in own.items():  # what stays at the client is not sent
+    for name, values in own.items():  # personal leaves are not sent, and keep their values
         layout.view(whole, name).copy_(values)
     model.state.copy_(start + whole)
     return vectors.write("update", client, whole), sent.num_bytes + layout.shared_bytes - shared, trained
@@ -109,9 +110,9 @@ def take_update(
 def take_reports(
     phase: Phase, views: Mapping[str, ClientView], vectors: RoundVectors, client: int, layout: Layout
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Return (method name -> small reports, (1, ...); vector name -> peaks). Vectors are kept in `vectors`.
+    """Return (method name -> small reports, (1, ...); vector name -> peaks). Vectors are stored in `vectors`.
 
-    All are copies: a hook may return a view of the model, which the next client trains.
+    All reports are copies: a hook may return a view of the model, which the next client overwrites.
     """
     small: dict[str, dict[str, np.ndarray]] = {}
     peaks: dict[str, np.ndarray] = {}
@@ -130,10 +131,10 @@ def take_reports(
 
 
 def take_memory(phase: Phase, views: Mapping[str, ClientView], layout: Layout, state: Tensor) -> Packed:
-    """What a client keeps: packed; None where nothing is kept.
+    """Return a client's packed memory; None if nothing is kept.
 
     Args:
-      state: [num_state], where its personal leaves are.
+      state: [num_state], holds the client's personal leaves.
     """
     memory: dict[str, Value] = {}
     for method in phase.methods:
@@ -152,7 +153,8 @@ def take_memory(phase: Phase, views: Mapping[str, ClientView], layout: Layout, s
 def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
     """Turn an error of a client into an error that names the client.
 
-    Lack of memory is apart: another trainer may have more of it, so the pool can try again. All else would fail again.
+    Lack of device memory becomes OutOfMemory, which the pool retries: another trainer may have more memory. All other
+    errors become ClientError: a retry would fail again.
     """
     try:
         yield
@@ -163,15 +165,15 @@ def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
             "lower local.batch_size, or take a smaller model or a larger device",
         ) from error
     except Exception as error:
-        cause = str(error)  # a fault of own code says its place itself
+        cause = str(error)  # an OwnCodeError names its place itself
         if not isinstance(error, OwnCodeError):
             cause = f"{type(error).__name__}: {error} in {place_in(error) or _innermost(error)}"
         fault = ClientError(client, round_index, block, f"worker {os.getpid()}", cause)
-        fault.add_note(traceback.format_exc())  # it survives the way from another process
+        fault.add_note(traceback.format_exc())  # notes, unlike tracebacks, are pickled with the error
         raise fault from error
 
 
 def _innermost(error: BaseException) -> str:
-    """Where an error was raised, as `place_in` says it."""
+    """Return the place where an error was raised, in the form of `place_in`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}, line {frame.lineno}, in {frame.name}"

@@ -1,4 +1,4 @@
-"""A round in a trainer, and the views of its clients; each view is built whole, for one method."""
+"""A round in a trainer, and the client views that hooks get; each view belongs to one method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Round:
-    """A round's message in a process, copied to the device once for all tasks."""
+    """A round's message in a trainer, copied to the device once for all tasks."""
 
     def __init__(self, message: RoundMessage, phase: Phase, device: torch.device):
         self.message, self.phase, self.index = message, phase, message.round_index
@@ -31,7 +31,10 @@ class Round:
         self.overheard: dict[str, State] = unpack(dict(message.overheard or {}), device)
 
     def is_of(self, message: RoundMessage) -> bool:
-        """Whether the message has the same rounds, phase and part: before the latecomers, or the latecomers'."""
+        """Return whether the message has the same round, staleness, phase and part of the round.
+
+        The first part trains all clients except latecomers, the second part the latecomers.
+        """
         both = (self.message, message)
         mine, other = ((m.round_index, m.staleness, m.phase_index, m.overheard is None) for m in both)
         return mine == other
@@ -81,7 +84,9 @@ def client_views(
 
 
 def _drawn_batches(trainer: Trainer, client: int, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
-    """See `ClientView.batches`. In an order drawn once: sets from folders lie class after class, which BatchNorm sees."""
+    """See `ClientView.batches`. The order is drawn once, since sets from folders are sorted by class, which BatchNorm
+    would see.
+    """
     generator = torch_generator(derive_seed(trainer.seed, "pass", client=client))
     order = torch.randperm(len(examples), generator=generator).to(examples.targets.device)
     drawn = Examples(examples.inputs[order], examples.targets[order])
@@ -101,7 +106,7 @@ def _trained_from(
     steps: int | None = None,
     lr: float | None = None,
 ) -> Tensor:
-    """Return [num_state], where local steps lead from start [num_state]; see `ClientView.train`."""
+    """Return the state [num_state] after local steps from `start` [num_state]; see `ClientView.train`."""
     model, settings = trainer.model, current.phase.settings
     if epochs is not None or steps is not None:
         settings = replace(settings, epochs=epochs or settings.epochs, steps=steps)
@@ -123,7 +128,7 @@ def _trained_from(
 
 
 def _group_counts(examples: Examples, num_groups: int) -> Tensor:
-    """(groups,) int64: examples of each class; all of them where the target is no class."""
+    """Return (groups,) int64: number of examples of each class; one group if the targets are no classes."""
     if num_groups == 1:
         return torch.tensor([len(examples)], device=examples.targets.device)
     return torch.bincount(examples.targets, minlength=num_groups)

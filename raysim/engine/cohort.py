@@ -1,4 +1,4 @@
-"""The clients of one round after their local work: their reports are here, their updates stay where they were made."""
+"""The clients of one round after local training: the server holds their reports; trainers hold their updates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from raysim.engine.pool import Pool
 from raysim.engine.trainer import Trainer, mapped_columns, mapped_updates
 from raysim.training.aggregate import rounding_constants
 
-#: A sum is made in parts, of whole leaves and at least so many entries: 32 MiB. Of a large model no process and no object
-#: store then holds sums of its size, which take twice the model's bytes and would come from all nodes at once.
+#: A sum is computed in parts of whole leaves, each with at least this many entries (32 MiB in float64). A sum of all
+#: leaves would take twice the model's bytes, in every process and, from all nodes at once, in the object store.
 SUM_ENTRIES = 2**22
 
-#: Columns are cut into about so many blocks, of at least so many columns and at most so many entries: 64 MiB.
+#: Columns are cut into about BLOCKS blocks, each with at least FEWEST_COLUMNS columns and at most MOST_ENTRIES entries
+#: (64 MiB).
 BLOCKS, FEWEST_COLUMNS, MOST_ENTRIES = 32, 2**12, 2**24
 
 
@@ -46,51 +47,51 @@ def leaf_cuts(leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
 
 
 def column_cuts(num_params: int, num_clients: int) -> list[Columns]:
-    """Blocks of columns of so many updates: the same on any number of trainers."""
+    """Return blocks of columns for `num_clients` updates; the blocks do not depend on the number of trainers."""
     width = max(FEWEST_COLUMNS, math.ceil(num_params / BLOCKS))
     width = max(1, min(width, MOST_ENTRIES // max(1, num_clients)))
     return [Columns(start, min(num_params, start + width)) for start in range(0, num_params, width)]
 
 
 class Cohort:
-    """The task results of one round, seen as K clients in ascending order.
+    """The task results of one round as K clients in ascending order of their ids.
 
     Attributes:
-      reports: of all K clients.
+      reports: reports of all K clients.
       clients: (K,) int64 ids.
-      is_kept: (K,) bool; dropped clients take no part in sums and maps.
-      logged: what methods logged while latecomers waited, by "method/name".
+      is_kept: (K,) bool; False for dropped clients, which are left out of sums and maps.
+      logged: numbers that methods logged before the latecomers trained, by "method/name".
     """
 
     def __init__(self, results: Sequence[TaskResult], pool: Pool, layout: Layout):
         self._results, self._pool, self._layout = tuple(results), pool, layout
         reports = Reports.joined([result.reports for result in results])
-        # Tasks end in any order; from here on nothing may depend on that.
+        # Tasks end in any order; sorted by client, results do not depend on that order.
         self.reports = reports.ordered(np.argsort(reports.client))
         self.clients = self.reports.client
         self.is_kept = np.ones(len(self.clients), bool)
         self.logged: dict[str, float] = {}
 
     def drop(self, is_bad: np.ndarray) -> None:
-        """Leave clients out of everything that follows. is_bad: (K,) bool."""
+        """Drop clients from all later sums, maps and kept rows. is_bad: (K,) bool."""
         self.is_kept &= ~is_bad
 
     def kept(self, array: np.ndarray) -> Tensor:
-        """The rows of the kept clients. array: (K, ...)."""
+        """Return the rows of the kept clients. array: (K, ...)."""
         return torch.from_numpy(np.ascontiguousarray(array[self.is_kept]))
 
     def has_nonfinite_update(self) -> np.ndarray:
-        """(K,) bool: an update or a reported Vector holds an infinity or NaN."""
+        """Return (K,) bool: whether a client's update or a reported Vector holds an infinity or NaN."""
         is_bad = np.zeros(len(self.clients), bool)
         for peaks in self.reports.peaks.values():
             is_bad |= ~np.isfinite(peaks).all(axis=1)
         return is_bad
 
     def drop_nonfinite(self, round_index: int, *, skips: bool) -> None:
-        """Leave out clients with non-finite updates.
+        """Drop clients with non-finite updates.
 
         Raises:
-          RaysimError: unless `skips`, or all clients are such.
+          RaysimError: an update is not finite and `skips` is False, or all updates are not finite.
         """
         is_bad = self.has_nonfinite_update()
         if is_bad.any() and (not skips or is_bad.all()):
@@ -105,7 +106,7 @@ class Cohort:
         self.drop(is_bad)
 
     def first_nonfinite(self) -> str:
-        """Return the known origin, and the remedy, of the first client with a non-finite update, in words."""
+        """Return a sentence with the origin and the remedy for the first client with a non-finite update."""
         reports, row = self.reports, int(np.flatnonzero(self.has_nonfinite_update())[0])
         client = f"client {self.clients[row]}"
         if np.isfinite(reports.peaks["update"][row]).all():
@@ -125,19 +126,19 @@ class Cohort:
                         yield int(result.reports.client[row]), result.memories[row]
 
     def total(self, vector: str, weights: Weights) -> Tensor:
-        """Exact weighted sum over the kept clients, computed where the vectors lie.
+        """Return the exact weighted sum over the kept clients, computed by the trainers that hold the vectors.
 
         Args:
           vector: "update", or "method/name" of a reported Vector.
-          weights: for the kept clients.
+          weights: weights of the kept clients.
         Returns:
-          float64: [num_state] for the update, else [num_params].
+          float64: [num_state] for "update", else [num_params].
         """
         leaves = self._layout.leaves if vector == "update" else self._layout.params
         total = torch.zeros(leaves[-1].end, dtype=torch.float64)
         if not self.is_kept.any():
             return total
-        # One grid for the whole cohort, known before anything is added: that makes the partial sums exact.
+        # One grid for the whole cohort, computed before the first addition, makes the partial sums exact.
         constants = rounding_constants(self._layout, weights, self.kept(self.reports.peaks[vector]))
         for first, last in leaf_cuts(leaves):
             call = partial(Trainer.fold, vector=vector, constants=pack(constants[first:last]), first=first, last=last)
@@ -149,11 +150,11 @@ class Cohort:
             into = total[leaves[first].offset : leaves[last - 1].end]
             for part in self._pool.at_results(call, parts, adds=True):
                 into += readonly_tensor(part)
-            del part  # it may lie in an object store, which then has room for the next ones
+            del part  # frees room in the object store for the next parts
         return total
 
     def map_updates(self, function: Callable[[Tensor, Value], Value], shared: Value = None) -> list[Value]:
-        """function(update [num_params], shared) of every kept client in ascending order, run where the updates lie."""
+        """Return function(update [num_params], shared) for every kept client in ascending order; trainers call it."""
         parts = list(self._parts())
         asked = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in parts]
         call = partial(mapped_updates, function=function, shared=pack(shared))
@@ -167,7 +168,7 @@ class Cohort:
     def map_columns(
         self, function: Callable[[Tensor, Tensor, Value], Value], shared: Value = None, rows: Tensor | None = None
     ) -> list[Value]:
-        """function(block, extra, shared) of each block of columns of the kept clients' updates; see `ServerView`."""
+        """Return function(block, extra, shared) for each block of columns of the kept updates; see `ServerView`."""
         size = self._layout.num_params
         extra = torch.zeros(0, size) if rows is None else rows.float()
         cuts = column_cuts(size, int(self.is_kept.sum()))
@@ -188,9 +189,9 @@ class Cohort:
 
 
 def counters_of(cohort: Cohort, layout: Layout, before: Mapping[str, int]) -> dict[str, int]:
-    """Return the cohort's integer buffers; buffers of personal layers stay at the clients.
+    """Return the integer buffers of the new global model: the largest value of the cohort for each buffer.
 
-    They are whole numbers and no weighted mean of them is; the largest says how far the cohort has come.
+    A weighted mean would not be an integer. Buffers of personal layers keep the value in `before`.
     """
     if not cohort.is_kept.any():
         return dict(before)

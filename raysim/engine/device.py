@@ -1,4 +1,4 @@
-"""Where a trainer computes: arithmetic and memory, set once a process, and the federation's examples on its device."""
+"""The device of a trainer: settings of arithmetic and memory, applied once per process, and examples on the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raysim.engine.messages import Slice, readonly_tensor
 from raysim.training.inputs import Examples, Transform, passes, sent
 from raysim.training.shift import Shift
 
-#: Devices without float64, in which FedVG and other methods measure.
+#: Devices without float64, which FedVG and other methods need.
 WITHOUT_FLOAT64 = ("mps",)
 
 
@@ -41,7 +41,7 @@ def accelerator(wanted: str = "auto") -> str:
 
 
 def num_accelerators() -> int:
-    """Devices of that type."""
+    """Return the number of devices of the type that `accelerator()` returns; 0 for "cpu"."""
     return 0 if accelerator() == "cpu" else torch.accelerator.device_count()
 
 
@@ -60,12 +60,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def settle_arithmetic(num_threads: int, device: str) -> None:
-    """Make what rounds differently from run to run a matter of the settings."""
-    # How a sum is shared out over threads decides how it is rounded: the number is a setting, not the machine's.
+    """Make the rounding of results depend on the settings only, so that it does not vary from run to run."""
+    # The number of threads affects the rounding of sums, so it is a setting and not taken from the machine.
     torch.set_num_threads(num_threads)
     if device == "cuda":
-        # Attention and sums by index otherwise add in whatever order their threads finish, and bits would change from run
-        # to run. PyTorch refuses operations without a deterministic form, by name.
+        # Without this, attention and sums by index add in the order in which threads finish, and bits vary from run to
+        # run. PyTorch raises an error that names an operation without a deterministic form.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set on the module's class
@@ -86,8 +86,8 @@ def arithmetic_kept() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory in the process instead of returning it to the system.
 
-    A step allocates the same activations as the one before; returned and fetched again they cost 2,000 to 3,000 page
-    faults a step for the two-convolution CNN, a tenth of its time. Elsewhere than on glibc this does nothing.
+    A step allocates the same activations as the step before. If the memory is returned in between, the two-convolution
+    CNN has 2,000 to 3,000 page faults a step, a tenth of its time. No-op without glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -95,20 +95,20 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-#: Validation inputs of up to 64 MiB stay in memory as floats, resized: every client of every round is scored on them.
+#: Transformed validation inputs of up to 64 MiB stay in memory: every client may be scored on them in every round.
 KEPT_INPUT_BYTES = 2**26
 
-#: Floats of a batch of inputs for scoring, and its most examples: larger ones gain little, and their activations, all kept
-#: for the way back, cost memory. At 3 x 32 x 32 these are 128 examples.
+#: Most floats and most examples of an input batch for scoring. Larger batches gain little, and the activations kept for
+#: a backward pass cost memory. For inputs of 3 x 32 x 32 a batch has 128 examples.
 SCORING_ENTRIES, SCORING_EXAMPLES = 2**19, 256
 
 
 class DeviceData:
-    """The federation's examples on the device of a trainer; held-out sets are brought there once.
+    """The federation's examples on the device of a trainer; held-out sets are copied to the device once.
 
     Args:
-      shift: of clients' examples, unseen ones among them, of the validation set and of the test set; further test sets stay
-        as they are.
+      shift: shift of the examples of clients (also unseen clients), of the validation set and of the test set; further
+        test sets are not shifted.
     """
 
     def __init__(self, federation: Federation, transform: Transform, device: torch.device, shift: Shift | None = None):
@@ -117,7 +117,7 @@ class DeviceData:
         self._ready: dict[int, list[Batch]] = {}
 
     def client(self, client: int) -> Examples:
-        """A client's training examples."""
+        """Return a client's training examples."""
         examples = self._examples(*self.federation.client(client))
         if self._shift is None:
             return examples
@@ -133,21 +133,21 @@ class DeviceData:
             examples = self._examples(*self.federation.held_out(name))
             if self._shift is not None and name in ("test", "validation", "unseen"):
                 sizes = self.federation.test_sizes if name == "test" else None
-                if name == "unseen" and self.federation.unseen_sizes is not None:  # numbered behind the others
+                if name == "unseen" and self.federation.unseen_sizes is not None:  # numbered after the population
                     sizes = np.concatenate([np.zeros_like(self.federation.sizes), self.federation.unseen_sizes])
                 examples = Examples(self._shift.of_held_out(examples.inputs, name, sizes), examples.targets)
             self._held_out[name] = examples
         return self._held_out[name]
 
     def slice(self, part: Slice) -> Examples:
-        """A slice of a held-out set, without copying."""
+        """Return a slice of a held-out set, without copying."""
         return self.held_out(part.held_out).part(part.start, part.end)
 
     def validation_batches(self, batch_size: int, *, is_exact: bool) -> Iterable[Batch]:
-        """A pass over the validation set, ready for the model: made once where it takes little room.
+        """Return the batches of a pass over the validation set, transformed for the model; small sets are cached.
 
         Args:
-          is_exact: in batches of just this size; else of at least it, as many as make the pass fast.
+          is_exact: whether batches have exactly `batch_size` examples; otherwise batches may be larger, for speed.
         """
         examples, transform = self.held_out("validation"), self._transform
         entries = transform.entries(examples.inputs.shape[1:])
@@ -164,5 +164,5 @@ class DeviceData:
 
 
 def scoring_batch(entries: int) -> int:
-    """Examples, a power of two, of a batch for scoring; entries: floats of one example's input."""
+    """Return the number of examples of a batch for scoring, a power of two. entries: floats of one example's input."""
     return min(SCORING_EXAMPLES, 1 << max(1, SCORING_ENTRIES // entries).bit_length() - 1)

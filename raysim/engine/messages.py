@@ -1,6 +1,7 @@
-"""What crosses between server and trainers: frozen records of NumPy arrays in plain containers, the same with and without Ray.
+"""Data sent between server and trainers: frozen records of NumPy arrays in plain containers, with and without Ray.
 
-k clients of a task, K of a cohort, N of the population. Arrays that arrive may be read-only: they lie in a store.
+Shapes: k clients of a task, K clients of a cohort, N clients of the population. Received arrays may be read-only, since
+they lie in Ray's object store.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from raysim.core.weights import RightMap
 
 
 def map_leaves(function: Callable[[Value], Value], value: Value) -> Value:
-    """The same nest of dicts, lists, tuples and maps, with function(item) in the place of everything inside."""
+    """Return a copy of a nest of dicts, lists, tuples and RightMaps with function(item) in place of each leaf."""
     if isinstance(value, RightMap):
         return RightMap(map_leaves(function, value.maps))
     if isinstance(value, dict):
@@ -33,12 +34,12 @@ def map_leaves(function: Callable[[Value], Value], value: Value) -> Value:
 
 
 def pack(value: Value) -> Value:
-    """Tensors become NumPy arrays, which Ray stores without copying and hands out to be read only."""
+    """Replace tensors by NumPy arrays, which Ray stores without copying and returns as read-only arrays."""
     return map_leaves(lambda x: x.detach().cpu().contiguous().numpy() if isinstance(x, Tensor) else x, value)
 
 
 def packed_copy(value: Value) -> Value:
-    """As `pack`, but without sharing memory with the original value, which may change later."""
+    """Return `pack(value)` without shared memory, so that later changes of the value have no effect."""
 
     def copied(leaf: Value) -> Value:
         if isinstance(leaf, Tensor):
@@ -49,7 +50,7 @@ def packed_copy(value: Value) -> Value:
 
 
 def unpack(value: Value, device: torch.device | str = "cpu") -> Value:
-    """Unpack with copies, since objects in the object store are read-only."""
+    """Replace NumPy arrays by tensors on the device; arrays are copied, since the object store is read-only."""
     return map_leaves(lambda x: torch.from_numpy(x.copy()).to(device) if isinstance(x, np.ndarray) else x, value)
 
 
@@ -61,7 +62,10 @@ def readonly_tensor(array: np.ndarray) -> Tensor:
 
 @cache
 def _hear_warning() -> None:
-    """PyTorch warns of read-only arrays once in a process: here. A filter around each call would cost 8 times the call."""
+    """Trigger and suppress PyTorch's warning about read-only arrays, which PyTorch reports once per process.
+
+    A filter around each `torch.from_numpy` would cost 8 times the call.
+    """
     array = np.empty(0)
     array.flags.writeable = False
     with warnings.catch_warnings():
@@ -70,7 +74,7 @@ def _hear_warning() -> None:
 
 
 def message_bytes(value: Value) -> int:
-    """Bytes of all arrays and tensors inside a value, and 8 for each bare number."""
+    """Return the bytes of all arrays and tensors inside a value, plus 8 for each Python number."""
     sizes: list[int] = []
 
     def measure(leaf: Value) -> None:
@@ -80,28 +84,28 @@ def message_bytes(value: Value) -> int:
     return sum(sizes)
 
 
-#: What `pack` makes of a method's value: arrays in the place of tensors.
+#: Result of `pack`: a value with arrays in place of tensors.
 Packed = Value
 
-#: Where something lies: only the pool that gave it knows its form (with Ray, an object reference). None stands for None.
+#: Reference to a value, opaque outside the pool that returned it (with Ray, an object reference). None stands for None.
 Handle = object
 
-#: Method name -> name -> (k, ...): what methods reported.
+#: Method name -> name of a report -> (k, ...) values.
 MethodReports = Mapping[str, Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class RoundMessage:
-    """What the server sends once a round to all trainers.
+    """Message that the server sends to all trainers once a round.
 
     Attributes:
-      phase_index: which phase's methods and settings hold.
-      state: (num_state,) float32, what clients start from: the broadcast point, then the buffers.
+      phase_index: index of the phase whose methods and settings apply.
+      state: (num_state,) float32, the starting point of clients: the broadcast point, then the buffers.
       counters: integer buffers, such as BatchNorm's number of batches.
-      fields: method name -> its message fields.
-      is_scored: whether the round is evaluated, so that personal models are scored, too.
-      overheard: method name -> latecomers' view of the earlier clients; None: not asked yet.
-      params_bytes: of the parameters' encoded form; None: 4 bytes for each shared parameter.
+      fields: method name -> message fields of the method.
+      is_scored: whether personal models are scored in this round: the round is evaluated, and there is a test set.
+      overheard: method name -> data about the earlier clients, for latecomers; None in the earlier clients' message.
+      params_bytes: size of the encoded parameters; None: 4 bytes for each shared parameter.
       staleness: rounds from `round_index` to the round that sums the updates.
     """
 
@@ -117,28 +121,29 @@ class RoundMessage:
 
     @property
     def sum_index(self) -> int:
-        """The round that sums the updates."""
+        """Index of the round that sums the updates."""
         return self.round_index + self.staleness
 
 
-#: A report's attribute of some clients: an array, or arrays by name, the first axis that of the clients.
+#: An attribute of `Reports`: an array, or arrays by name; the first axis is the clients.
 Column = np.ndarray | Mapping[str, "Column"] | None
 
 
 @dataclass(frozen=True)
 class Reports:
-    """k clients after their local work.
+    """Reports of k clients after local training.
 
     Attributes:
-      client, block, num_examples, num_steps: (k,) int64; block is the index of the client block.
-      train_loss: (k,) float64, mean over a client's steps, NaN without any.
-      seconds: (k,) float64.
+      client, block, num_examples, num_steps: (k,) int64; `block` is the index of the client block.
+      train_loss: (k,) float64, mean over a client's steps; NaN without a step.
+      seconds: (k,) float64, time from loading a client to the end of its reports.
+      sent_bytes: (k,) int64, size of the update as sent, see `Update`, including buffers.
       peaks: vector name -> (k, leaves) float64, largest absolute entry of each leaf.
       counters: integer buffer -> (k,) int64.
-      personal: (k, domains, classes) float64, test accuracy of each client's own model by domain and class, or (k, 1, 1)
-        on its own test rows; None unless layers are personal.
-      sent_bytes: (k,) int64, of the update as it was sent, see `Update`, with its buffers.
-      origin: (k,) texts, where an update that is not finite comes from, see `first_nonfinite`; empty for the others.
+      methods: small reports of the methods.
+      personal: (k, domains, classes) float64, test score of each client's personal model by domain and class, or
+        (k, 1, 1) on the client's test rows; None without personal models or layers, and in rounds without evaluation.
+      origin: (k,) texts, origin of a non-finite update, see `first_nonfinite`; empty for finite updates.
     """
 
     client: np.ndarray
@@ -156,7 +161,7 @@ class Reports:
 
     @classmethod
     def joined(cls, parts: Sequence[Reports]) -> Reports:
-        """Reports of several groups of clients as one, group after group.
+        """Return the concatenated reports of several groups of clients.
 
         Raises:
           MethodError: clients reported different names or shapes.
@@ -166,7 +171,7 @@ class Reports:
         return cls(**columns)  # type: ignore[arg-type]  # each column has the type of those it was joined from
 
     def ordered(self, order: np.ndarray) -> Reports:
-        """The same reports with the axis of clients in another order. order: (k,) int64."""
+        """Return the reports with the clients in another order. order: (k,) int64."""
 
         def taken(column: np.ndarray | None) -> np.ndarray | None:
             return None if column is None else column[order]
@@ -182,7 +187,7 @@ def bytes_up(reports: Reports, layout: Layout) -> int:
 
 
 def bytes_down(message: RoundMessage, layout: Layout) -> int:
-    """Return the bytes that a client receives, without latecomers' `overheard`."""
+    """Return the bytes that a client receives; `overheard` is not counted."""
     params = 4 * sum(leaf.size for leaf in layout.params if leaf.is_shared)
     encoded = params if message.params_bytes is None else message.params_bytes
     return layout.shared_bytes - params + encoded + message_bytes(message.fields)
@@ -190,7 +195,7 @@ def bytes_down(message: RoundMessage, layout: Layout) -> int:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A finished task: reports; the pool knows the place of vectors and new memories."""
+    """Result of a finished task: the reports, and handles of the trainer's vectors and of the new client memories."""
 
     reports: Reports
     place: Handle
@@ -199,7 +204,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class TaskClients:
-    """Some clients (k,) int64 of a task and, where a sum is asked for, their weights."""
+    """Clients (k,) int64 of a task; for a sum, also their weights."""
 
     clients: np.ndarray
     weights: Packed = None
@@ -222,7 +227,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """A global model to be scored: (num_state,) float32, counters, and arrays that stand in the place of leaves."""
+    """A global model to score: (num_state,) float32, counters, and arrays that replace leaves, by name."""
 
     state: np.ndarray
     counters: Mapping[str, int]
@@ -231,9 +236,9 @@ class EvaluationPoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All of the server that a later round depends on, but client memory: (num_state,) float32, counters, server states.
+    """State of the server, without client memory: (num_state,) float32, counters, and server states of methods.
 
-    turns: simulated time, the clients at work, and the messages that they received; None without a clock.
+    turns: simulated time, clients at work, and the messages that these received; None without simulated time.
     """
 
     state: np.ndarray

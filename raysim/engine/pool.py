@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-#: Requests of the server to its trainers: train, call where results lie, call on slices of a held-out set.
+#: Interface of the server to its trainers: train, run functions on stored updates, run functions on held-out sets.
 Pool: TypeAlias = "SerialPool | RayPool"
 
 
 class SerialPool:
-    """A `Pool` with a single trainer in this process, the reference for Ray's pools in tests.
+    """A `Pool` with a single trainer in this process, the reference for `RayPool` in tests.
 
-    The same classes, the same arrays, the same order-free arithmetic; handles are the values themselves. `call` is a
-    function of `Trainer`; the pool decides which trainer runs it.
+    Classes, arrays and the order-independent arithmetic are those of `RayPool`; handles are the values themselves. The
+    argument `call` is a function whose first argument is a trainer, which the pool chooses.
     """
 
     def __init__(self, make_trainer: Callable[[], Trainer], keeps_memory: bool):
@@ -40,19 +40,19 @@ class SerialPool:
         self._keeps_memory = keeps_memory
 
     def begin_round(self) -> int:
-        """Number of trainers for planning the next round; at least one."""
+        """Prepare the next round, and return the number of trainers to plan with, at least one."""
         return 1
 
     def take_counts(self) -> dict[str, float]:
-        """Return the usage since the last call: trainers, nodes, and what was lost or sent.
+        """Return the usage since the last call.
 
-        sum_mb: partial sums that came from other nodes; redone_blocks: client blocks handed out a second time after a loss,
-        also those that a lost trainer had in its queue and had not begun.
+        trainers, nodes: counts; sum_mb: partial sums received from other nodes; redone_blocks: client blocks sent again
+        after a loss, including blocks that the lost trainer had queued but not begun.
         """
         return {"trainers": 1.0, "nodes": 1.0, "sum_mb": 0.0, "redone_blocks": 0.0}
 
     def take_notes(self) -> list[str]:
-        """Lines for the user, since this was last asked."""
+        """Return the lines for the user since the last call."""
         return []
 
     def put(self, value: Packed) -> Handle:
@@ -62,7 +62,7 @@ class SerialPool:
         return handle
 
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
-        """Run every trainer's queue of tasks; results in order of completion. memories: client -> handle."""
+        """Run every trainer's queue of tasks; yield results in order of completion. memories: client -> handle."""
         for blocks in (blocks for tasks in queues for blocks in tasks):
             before = [memories.get(client) for block in blocks for client in block.clients]
             reports, after = self._trainer.train(message, blocks, before)
@@ -74,7 +74,7 @@ class SerialPool:
         """Run call(trainer, clients by task) in the trainers that hold the clients' vectors.
 
         Returns:
-          One answer a part, in order; with `adds`, partial sums that together are the sum over all parts.
+          One answer per part, in order; with `adds`, partial sums whose total is the sum over all parts.
         """
         asked = [clients for _, clients in parts]
         return [call(self._trainer, some) for some in ([asked] if adds else [[one] for one in asked])]
@@ -82,9 +82,9 @@ class SerialPool:
     def on_columns(
         self, call: partial[list[Packed]], parts: Sequence[tuple[TaskResult, TaskClients]], cuts: Sequence[Columns]
     ) -> list[Packed]:
-        """Return an answer per cut, in order, of call(trainer, cuts, clients, rows): see `mapped_columns`.
+        """Return an answer per cut, in order, of call(trainer, cuts, clients, *rows); see `mapped_columns`.
 
-        A block of columns is brought together where it is worked on; few are in flight at a time.
+        The rows of a block of columns are collected by the trainer that handles the block, a few blocks at a time.
         """
         asked = [clients for _, clients in parts]
         clients = [part.clients for part in asked]
@@ -94,6 +94,6 @@ class SerialPool:
     def on_slices(
         self, call: Callable[[Trainer, Sequence[Slice]], list[Answer]], point: EvaluationPoint, slices: Sequence[Slice]
     ) -> list[Answer]:
-        """Return an answer per slice, in order, from call(trainer, slices), with the trainer's model at the point."""
+        """Return an answer per slice, in order, from call(trainer, slices), with the model loaded from `point`."""
         with self._trainer.global_model(point):
             return call(self._trainer, slices)

@@ -1,6 +1,6 @@
-"""A round in numbers: what goes into progress.csv, the clients' rows, the picture of the weights, the scores by name.
+"""Metrics of a round: numbers of progress.csv, columns of clients.parquet, weights by layer block, scores by name.
 
-`Scorer` makes the scores on the trainers; here they become metrics.
+`Scorer` computes scores on the trainers; this module turns scores into metrics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raysim.training.evaluate import Score
 from raysim.training.metrics import Metric
 from raysim.training.tasks import CLASSES, Task
 
-#: Classes of the largest confusion matrix that is kept: 32 MB.
+#: Most classes for which a confusion matrix is kept: 32 MB.
 MOST_CLASSES = 2000
 
 
@@ -67,10 +67,10 @@ def cohort_metrics(
     *,
     num_late: int = 0,
 ) -> dict[str, float]:
-    """Training loss, bytes up and down, dropped clients and, where layers are personal, accuracy of the cohort's own models.
+    """Return training loss, megabytes up and down, dropped clients, and scores of the cohort's personal models, if any.
 
     Args:
-      num_late: clients that received the model, and whose updates came too late.
+      num_late: number of clients that received the model but whose updates came too late.
     """
     reports, count = cohort.reports, len(cohort.clients) + num_late
     steps, losses = reports.num_steps[cohort.is_kept], reports.train_loss[cohort.is_kept]
@@ -86,7 +86,7 @@ def cohort_metrics(
 
 
 def client_columns(cohort: Cohort, weights: Weights, layout: Layout) -> dict[str, np.ndarray]:
-    """Columns of the clients' rows; weight: mean over the shared leaves, by their sizes."""
+    """Return the columns of clients.parquet for a cohort; `weight` is the mean over shared leaves, weighted by size."""
     weight = np.zeros(len(cohort.clients))
     if leaves := [leaf for leaf in layout.shared if leaf.name in weights]:
         shares = np.array([leaf.size for leaf in leaves], float) / sum(leaf.size for leaf in leaves)
@@ -97,7 +97,7 @@ def client_columns(cohort: Cohort, weights: Weights, layout: Layout) -> dict[str
 
 
 def layer_block_weights(cohort: Cohort, weights: Weights, layout: Layout) -> np.ndarray:
-    """(K kept, num_blocks): mean weight of each client over the leaves of each layer block; NaN where there is none."""
+    """Return (K kept, num_blocks): mean weight of each client over the leaves of a layer block; NaN without weights."""
     count, columns = int(cohort.is_kept.sum()), []
     for block in layout.blocks:
         leaves = [leaf for leaf in layout.params if leaf.block == block and leaf.name in weights]
@@ -107,7 +107,7 @@ def layer_block_weights(cohort: Cohort, weights: Weights, layout: Layout) -> np.
 
 
 def _per_client(weight: Tensor | RightMap) -> np.ndarray:
-    """(K,): a client's weight on a leaf as one number (mean over rows; the mean diagonal of a map)."""
+    """Return (K,): each client's weight on a leaf as one number: the mean over rows, or the mean diagonal of a map."""
     if isinstance(weight, RightMap):
         return weight.maps.diagonal(dim1=1, dim2=2).mean(1).numpy()
     return weight.flatten(1).mean(1).numpy() if weight.dim() > 1 else weight.numpy()
@@ -120,12 +120,12 @@ def evaluation(
     metrics: Mapping[str, Metric],
     task: Task = CLASSES,
 ) -> Evaluation:
-    """Return the metrics of a global model.
+    """Return the metrics of a global model, and its confusion matrix on the test set.
 
     Args:
-      scores: on the held-out sets "validation", "test", "unseen" and "test-NAME".
-      num_outputs: of the model.
-      metrics: further metrics of the test set, by name: those that need every logit.
+      scores: scores on the held-out sets "validation", "test", "unseen" and "test-NAME".
+      num_outputs: number of outputs of the model.
+      metrics: further metrics of the test set by name, computed from all logits.
     """
     numbers: dict[str, float] = {}
     confusion = None
@@ -146,7 +146,7 @@ def evaluation(
                 raise RaysimError(what, "evaluation.metrics", "keep `targets` in `measure`, or drop the metrics")
             labels = score.labels.astype(np.int64) if "labels" in score.columns else score.columns["targets"]
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of scikit-learn, about classes that are not there
+                warnings.simplefilter("ignore")  # scikit-learn warns of missing classes
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}
     if "unseen" in scores and federation.unseen_sizes is not None:
         score = scores["unseen"]
@@ -161,12 +161,13 @@ def evaluation(
 
 
 def _of_test_set(score: Score, federation: Federation, num_outputs: int, task: Task) -> dict[str, float]:
-    """`server/*` and `clients/*` of a global model's score on the whole test set.
+    """Return the metrics `server/*` and `clients/*` of a global model's score on the whole test set.
 
-    `clients/accuracy_*` are measured on test rows of the clients' own. Where they have none, `clients/expected_accuracy_*`
-    weigh the accuracies of every domain and class by what each client has of them for training: what is to be expected
-    on its own mix, if nothing but domain and class sets its examples apart. All clients of the population count.
-    Other tasks have `Task.of_part` in the place of the accuracy.
+    `clients/accuracy_*` are measured on the clients' test rows. If clients have no test rows,
+    `clients/expected_accuracy_*` are computed: for each client the mean of the accuracies by domain and class, weighted
+    by the client's numbers of training examples. This is the accuracy to expect on the client's data if the data differ
+    from the test set in domains and classes only. All clients of the population are included. Other tasks use
+    `Task.of_part` in place of the accuracy.
     """
     metrics = task.metrics(score.columns, num_outputs)
     first = {task.main: metrics.pop(task.main), "loss": score.mean_loss}
@@ -187,13 +188,13 @@ def _of_test_set(score: Score, federation: Federation, num_outputs: int, task: T
 
 @lru_cache(maxsize=1)  # a process has one federation
 def training_cells(federation: Federation) -> np.ndarray:
-    """(N, domains, classes) float64 training examples; a single domain for a set without domains."""
+    """Return (N, domains, classes) float64: numbers of training examples; one domain for a set without domains."""
     counts = federation.class_counts[:, None] if federation.domain_counts is None else federation.domain_counts
     return counts.astype(np.float64)
 
 
 def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
-    """Return mean, worst and lower-decile score of the clients; empty without scores."""
+    """Return mean, worst and worst-decile score of the clients; empty without scores."""
     scored = scores[~np.isnan(scores)]
     if not len(scored):
         return {}
@@ -208,11 +209,11 @@ def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
 def personal_metrics(
     tables: np.ndarray, clients: np.ndarray, federation: Federation, task: Task = CLASSES
 ) -> dict[str, float]:
-    """Mean, lower-decile and worst score of the cohort's own models.
+    """Return mean, worst-decile and worst score of the cohort's personal models.
 
     Args:
-      tables: (K, domains, classes) as `cell_means` of each own model gives them; (K, 1, 1), the mean over the client's own
-        test rows, where it has some.
+      tables: (K, domains, classes), the `cell_means` of each personal model; or (K, 1, 1), the mean over the client's
+        test rows if clients have test rows.
     """
     if federation.test_sizes is not None:
         return spread_of(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))

@@ -1,4 +1,4 @@
-"""Who trains when: cohorts and client blocks from the configuration and the data sizes alone, tasks from the trainers."""
+"""Schedule of clients: cohorts and client blocks from configuration and data sizes only, tasks also from trainers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from raysim.training.local import LocalSettings, num_local_steps
 
 T = TypeVar("T")
 
-#: A cohort is cut into about this many client blocks: fine enough to balance, coarse enough to cost nothing.
+#: A cohort is cut into about this many client blocks: enough to balance trainers, few enough for little overhead.
 BLOCKS_PER_COHORT = 32
-#: Blocks are grouped into about this many tasks a trainer and round: two were measured 6 % faster than four with a
-#: hundred tiny clients, and a task is what a killed worker costs.
+#: Blocks are grouped into about this many tasks per trainer and round. With a hundred tiny clients two were 6 % faster
+#: than four; fewer, longer tasks lose more work when a worker is killed.
 TASKS_PER_TRAINER = 2
 
 
 @dataclass(frozen=True)
 class ClientBlock:
-    """Clients of a cohort that are trained together, in order. work: optimiser steps."""
+    """Clients of a cohort that one trainer trains in order. work: number of optimiser steps."""
 
     index: int
     clients: tuple[int, ...]
     work: int
 
 
-#: For each trainer its tasks, in order; a task is some client blocks.
+#: For each trainer its tasks in order; a task is a sequence of client blocks.
 Queues = Sequence[Sequence[Sequence[ClientBlock]]]
 
 
@@ -46,9 +46,9 @@ class Phase:
     """Consecutive rounds with the same methods and the same kind of local work.
 
     Attributes:
-      sampling: of cohorts, see `choose_cohort`.
+      sampling: sampling of cohorts, see `choose_cohort`.
       dropout: probability that a chosen client never reports.
-      stragglers: chance that a client does only a share of its work, uniform in [straggler_work, 1).
+      stragglers: probability that a client does only a share of its work, uniform in [straggler_work, 1).
     """
 
     methods: tuple[Method, ...]
@@ -84,7 +84,7 @@ class Phase:
         )
 
     def num_steps(self, client: int, num_examples: int, skip_single: bool, seed: int, round_index: int) -> int:
-        """Optimiser steps of a client in a round."""
+        """Return the number of optimiser steps of a client in a round."""
         share = self.share_of(client, seed, round_index)
         return num_local_steps(num_examples, self.settings, skip_single=skip_single, share=share)
 
@@ -94,10 +94,10 @@ class Turns:
     """Clients of each round, and the models that the clients received.
 
     Attributes:
-      population: clients.
-      timetable: simulated time; None: rounds take none.
+      population: number of clients.
+      timetable: simulated time; None: rounds take no simulated time.
       begun: client of the round -> the round whose model the client received.
-      sent: that round -> its message, for clients at work.
+      sent: round -> message of the round, for rounds in which a client still at work began.
       bytes_up: (index of a phase, bytes that a client of the phase sends).
     """
 
@@ -120,10 +120,10 @@ class Turns:
         """Choose the clients whose updates end the round.
 
         Args:
-          message: of the round.
-          steps_of: steps_of(client) -> local steps of a client that begins now.
-          down, up: bytes of a client; measured before anybody trains, so that the clients of a round do not depend on what
-            they send.
+          message: the message of the round.
+          steps_of: steps_of(client) -> local steps of a client that begins in this round.
+          down, up: return the bytes that a client receives and sends; `up` is called once per phase, before the round's
+            clients train, so that the choice of clients does not depend on their updates.
         """
         index, table = message.round_index, self.timetable
         if table is None:
@@ -147,7 +147,7 @@ class Turns:
         return turn
 
     def _needed(self) -> dict[int, RoundMessage]:
-        """Return round -> message, for the clients at work."""
+        """Return round -> message, for the rounds in which a client at work began."""
         rounds = {flight.begun for flight in self.timetable.flights} if self.timetable else set()
         return {begun: message for begun, message in self.sent.items() if begun in rounds}
 
@@ -166,7 +166,7 @@ class Turns:
         return {"time/simulated_s": self.timetable.now_s, "clients/late": late, "clients/staleness": stale}
 
     def state(self) -> Packed:
-        """Return simulated time, clients at work and their messages, for a checkpoint; None without a timetable."""
+        """Return simulated time, clients at work and their messages for a checkpoint; None without a timetable."""
         if self.timetable is None:
             return None
         sent = [vars(message) for message in self._needed().values()]
@@ -175,7 +175,7 @@ class Turns:
         return state | {"speeds": self.timetable.speeds.sha256}
 
     def restore(self, state: Packed) -> None:
-        """Continue from a state.
+        """Restore a state of a checkpoint.
 
         Raises:
           RaysimError: the speeds of the clients changed.
@@ -191,9 +191,13 @@ class Turns:
 
 
 def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
-    """How many trainers with a share of each resource fit on a node, or in a bundle, that has so much of each.
+    """Return how many trainers fit on a node or in a bundle.
 
-    A share of a GPU lies on one GPU: 0.4 fits twice.
+    A share of a GPU belongs to a single GPU: two trainers with 0.4 fit on each GPU.
+
+    Args:
+      room: resources of the node or bundle.
+      share: resources of a trainer.
     """
 
     def count(name: str, each: float) -> int:
@@ -206,15 +210,18 @@ def fitting(room: Mapping[str, float], share: Mapping[str, float]) -> int:
 
 
 def crowd_of(method: str, population: int, seed: int) -> Crowd:
-    """All clients, for a method that draws a fixed subset; equal at the server and all trainers. seed: of the run."""
+    """Return the population, from which a method draws a fixed subset; the same at the server and at all trainers.
+
+    seed: seed of the run.
+    """
     return Crowd(population, derive_seed(seed, f"crowd/{method}"))
 
 
 def cut_blocks(clients: Sequence[int], work: Sequence[int], first: int = 0) -> list[ClientBlock]:
-    """Client blocks, longest clients first; never a function of the number of trainers.
+    """Cut clients into client blocks, clients with most work first. Blocks do not depend on the number of trainers.
 
     Args:
-      work: optimiser steps of each client.
+      work: number of optimiser steps of each client.
       first: index of the first block.
     """
     # Ids break ties, so that blocks do not depend on the order in which clients are listed.
@@ -227,9 +234,9 @@ def cut_blocks(clients: Sequence[int], work: Sequence[int], first: int = 0) -> l
 
 
 def assign_blocks(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list[list[ClientBlock]]]:
-    """Return each trainer's queue of tasks: longest work first to the least loaded trainer.
+    """Return each trainer's queue of tasks. Blocks with most work come first, each to the least loaded trainer.
 
-    How blocks are grouped may depend on the trainers at hand, since the fold is exact in any grouping.
+    Tasks may depend on the number of trainers, since the fold is exact in any grouping.
     """
     loads = [(0, trainer) for trainer in range(num_trainers)]
     queues: list[list[ClientBlock]] = [[] for _ in range(num_trainers)]

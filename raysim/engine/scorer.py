@@ -1,4 +1,4 @@
-"""Scoring a global model: held-out sets in fixed slices, shared out over the trainers."""
+"""Scores of a global model: held-out sets are cut into fixed slices, which the trainers share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from raysim.training.inputs import bounds_of
 from raysim.training.local import train_locally
 from raysim.training.model import seed_global_stream
 
-#: Rows of a slice of a large set; slices of a smaller one, as long as they have this many rows: with fewer, the passes of a
-#: ResNet-18 cost a third more.
+#: A slice of a large set has SLICE_ROWS rows. A small set has up to SLICES slices with at least FEWEST_ROWS rows each;
+#: with fewer rows, the passes of a ResNet-18 cost a third more.
 SLICE_ROWS, SLICES, FEWEST_ROWS = 512, 8, 64
 
 
 def slices_of(name: str, count: int, batch_size: int) -> list[Slice]:
-    """Cut a held-out set into slices of whole batches, or into equal parts for a small set.
+    """Cut a held-out set into slices of whole batches, or a small set into equal parts.
 
-    They depend on the set's size and the batch size alone, never on the trainers, so that sums of losses have the same
-    bits.
+    Slices depend only on the set's size and the batch size, so that sums of losses have the same bits for any number of
+    trainers.
     """
     num_slices = min(SLICES, _power_of_two(count // FEWEST_ROWS))
     rows = min(max(SLICE_ROWS, batch_size), max(1, math.ceil(count / num_slices)))
@@ -36,23 +36,23 @@ def slices_of(name: str, count: int, batch_size: int) -> list[Slice]:
 
 
 def _power_of_two(limit: int) -> int:
-    """The largest one up to a limit; 1 for less."""
+    """Return the largest power of two that is at most `limit`; 1 for limits below 1."""
     return 1 << max(1, limit).bit_length() - 1
 
 
-#: call(trainer, slices) -> an answer for each slice, with the trainer's model at a point.
+#: call(trainer, slices) -> an answer for each slice; the global model to score is loaded in the trainer.
 ModelCall = Callable[[Trainer, Sequence[Slice]], list[Packed]]
 
 
 def map_features(
     trainer: Trainer, slices: Sequence[Slice], *, function: Callable[..., Value], shared: Packed
 ) -> list[Packed]:
-    """function(features, labels, shared) of each slice; features: see `features_of`."""
+    """Return function(features, labels, shared) for each slice; features: see `features_of`."""
     answers = []
     for part in slices:
         examples = trainer.data.slice(part)
         features = features_of(trainer.model, examples, trainer.transform, batch_size=trainer.evaluation_batch)
-        # Anew for each slice: a function that writes to it would else tell the trainers apart.
+        # A copy for each slice: if the function writes to it, results must not depend on which slices a trainer has.
         own = unpack(shared, trainer.model.device)
         answers.append(pack(function(features, examples.targets, own)))
     return answers
@@ -62,7 +62,7 @@ def map_features(
 def map_test(
     trainer: Trainer, slices: Sequence[Slice], *, function: Callable[..., Value], shared: Packed
 ) -> list[Packed]:
-    """[function(model, batch, shared) for each batch] of each slice, in eval mode."""
+    """Return [function(model, batch, shared) for each batch] for each slice, in eval mode."""
     answers = []
     trainer.module.eval()
     for part in slices:
@@ -76,14 +76,14 @@ def map_test(
 def validation_gradient(
     trainer: Trainer, slices: Sequence[Slice], *, batch_size: int, seed: int, mode: str
 ) -> list[Packed]:
-    """(num_params,): see `ServerView.validation_gradient`; `slices` is the whole set as one."""
+    """Return (num_params,), see `ServerView.validation_gradient`; `slices` is one slice of the whole set."""
     return [pack(trainer.on_validation(trainer.model.mean_gradient, batch_size, seed, mode)) for _ in slices]
 
 
 def validation_update(
     trainer: Trainer, slices: Sequence[Slice], *, phase_index: int, lr: float, seed: int
 ) -> list[Packed]:
-    """(num_params,): see `ServerView.validation_update`; `slices` is the whole set as one."""
+    """Return (num_params,), see `ServerView.validation_update`; `slices` is one slice of the whole set."""
     (part,), model = slices, trainer.model
     begin = model.params.clone()
     seed_global_stream(seed, model.device)
@@ -98,8 +98,8 @@ class Scorer:
     """Scores models on the held-out sets.
 
     Args:
-      counts: name of a held-out set ("test", "validation", "unseen", "test-NAME") -> its number of examples.
-      batch_size: of the forward passes.
+      counts: name of a held-out set ("test", "validation", "unseen", "test-NAME") -> number of examples.
+      batch_size: batch size of the forward passes.
     """
 
     def __init__(self, pool: Pool, counts: Mapping[str, int], batch_size: int):
@@ -119,12 +119,12 @@ class Scorer:
 
         Args:
           state: [num_state].
-          override: leaf name -> what stands in its place, of any shape with which the model can run.
-          known: scores of this model that are there already.
+          override: leaf name -> tensor that replaces the leaf, of any shape with which the model can run.
+          known: scores of this model that were computed before.
         """
         found = dict(known or {})
         missing = [name for name in (self._counts if names is None else names) if name not in found]
-        # One call for the slices of all sets: the trainers then never wait for the end of one set.
+        # One call for the slices of all sets, so that trainers do not wait at the end of each set.
         slices = [part for name in missing for part in self._slices(name)]
         if not slices:
             return found
@@ -135,14 +135,14 @@ class Scorer:
         return found | {name: joined_slices(scores) for name, scores in parts.items()}
 
     def on_test(self, call: ModelCall, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
-        """What `map_features` or `map_test` gives for the slices of the test set at a model, in their order."""
+        """Return the answers of `map_features` or `map_test` for a model, one per slice of the test set, in order."""
         point = EvaluationPoint(pack(state), dict(counters), {})
         return [unpack(answer) for answer in self._pool.on_slices(call, point, self._slices("test"))]
 
     def on_validation(self, call: ModelCall, state: Tensor, counters: Mapping[str, int]) -> Tensor:
-        """[num_params]: `validation_gradient` or `validation_update` of a model.
+        """Return [num_params]: `validation_gradient` or `validation_update` of a model.
 
-        One trainer takes the whole set, since batches make one sum, or one path, in order.
+        One trainer computes it on the whole set: both process the batches in order.
         """
         point = EvaluationPoint(pack(state), dict(counters), {})
         (answer,) = self._pool.on_slices(call, point, [Slice("validation", 0, self._counts["validation"])])

@@ -57,18 +57,18 @@ from raysim.training.tasks import CLASSES, Task
 
 @dataclass
 class Server:
-    """Global state and the round.
+    """The server: the global state, and the steps of a round.
 
     Attributes:
       state: [num_state] float32, parameters then buffers.
-      num_outputs: of the model.
-      phases: run one after the other; their rounds are numbered through.
-      skips_single: BatchNorm cannot train on one example, so such batches are no steps.
-      on_nonfinite: "error" stops the run, "skip" drops the client from the round.
-      evaluate_every: rounds between evaluations; 0: only after the last.
+      phases: phases in order; round indices continue from one phase to the next.
+      num_outputs: number of outputs of the model.
+      skips_single: whether batches of one example are skipped, as for models with BatchNorm.
+      on_nonfinite: "error" ends the run, "skip" drops the client from the round.
+      evaluate_every: rounds between evaluations; 0: only after the last round.
       metrics: further metrics of the test set, by name.
-      clock: seconds of the metrics system/..._s.
-      timetable: simulated time; None: rounds take none.
+      clock: returns seconds, for the metrics system/..._s.
+      timetable: simulated time; None: rounds take no simulated time.
     """
 
     pool: Pool
@@ -103,12 +103,12 @@ class Server:
 
     @property
     def params(self) -> Tensor:
-        """[num_params]: the global parameters."""
+        """Return the global parameters [num_params]."""
         return self.state[: self.layout.num_params]
 
     @property
     def buffers(self) -> Tensor:
-        """[num_state - num_params]: the global float buffers."""
+        """Return the global float buffers [num_state - num_params]."""
         return self.state[self.layout.num_params :]
 
     @property
@@ -117,7 +117,7 @@ class Server:
 
     @own_errors()
     def run_round(self, round_index: int) -> RoundRecord:
-        """Broadcast, local training of a cohort, weighing, exact sum, server update, evaluation.
+        """Run a round: broadcast, local training of a cohort, weights, exact sum, server step, evaluation.
 
         Raises:
           ClientError: a client failed. OwnCodeError: the user's own code failed at the server. RaysimError: a
@@ -136,8 +136,8 @@ class Server:
         cohort = self._trained(phase, message, start, turn)
         self._commit_memories(cohort)
         trained = self.clock()
-        # The update is added to what was broadcast: the global model, unless a method moves the broadcast point (FedACG).
-        # What was encoded for the downlink only stands for the global model.
+        # The update is added to the broadcast point, which a method may have moved (FedACG). If the broadcast was only
+        # encoded for the downlink, the update is added to the global model.
         base = start if message.params_bytes is None else self.params
         views = ServerViews(self, cohort, round_index, start, base)
         weights = self._weigh(phase.stack, views)
@@ -160,7 +160,7 @@ class Server:
         return RoundRecord(round_index, metrics, columns, picture, views.arrays, confusion, self.pool.take_notes())
 
     def phase_of(self, round_index: int) -> tuple[int, Phase]:
-        """Index of a round's phase, and the phase."""
+        """Return (index of a round's phase, phase)."""
         for index, phase in enumerate(self.phases):
             if round_index < phase.rounds:
                 return index, phase
@@ -168,8 +168,8 @@ class Server:
         raise IndexError("round beyond the last phase")
 
     def _broadcast(self, round_index: int, phase_index: int) -> tuple[RoundMessage, Tensor]:
-        """The downlink, and the broadcast point [num_params]."""
-        # A copy: a hook that wrote to its message would else move the global model.
+        """Return (message to the clients, broadcast point [num_params])."""
+        # A copy, so that a hook that writes to its message does not change the global model.
         start, fields, num_bytes = self.phases[phase_index].stack.broadcast(self.params.clone(), self.method_state)
         message = RoundMessage(
             round_index=round_index,
@@ -183,7 +183,7 @@ class Server:
         return message, start
 
     def _measured_bytes(self, phase: Phase, message: RoundMessage) -> int:
-        """Bytes that a client sends in a phase, measured on client 0, whose work is dropped."""
+        """Return the bytes that a client sends in a phase, measured by training client 0, whose results are dropped."""
         queues = self._queues(phase, message.round_index, np.zeros(1, np.int64))
         (result,) = self.pool.train(replace(message, is_scored=False), queues, self._memories)
         return bytes_up(result.reports, self.layout)
@@ -192,7 +192,7 @@ class Server:
         """Train the clients, each from the model that the client received; latecomers train after the other clients."""
         round_index, clients = message.round_index, turn.clients
         is_nobody = not len(clients)
-        if is_nobody:  # still a round, with a server step: one client trains and is dropped
+        if is_nobody:  # the round has a server step all the same: client 0 trains and is dropped
             clients = np.zeros(1, np.int64)
         begun = np.array([self.turns.begun.get(client, round_index) for client in clients.tolist()])
         late = phase.stack.latecomers(torch.from_numpy(clients), self.crowd).numpy()
@@ -224,20 +224,20 @@ class Server:
         return crowd_of(method, len(self.federation.sizes), self.seed)
 
     def _sound(self, results: Sequence[TaskResult], round_index: int) -> Cohort:
-        """Return the clients of some results, without clients with non-finite updates."""
+        """Return the cohort of some results, without clients with non-finite updates."""
         cohort = Cohort(results, self.pool, self.layout)
-        # Before anything is weighed: one NaN in a report would make every weight NaN.
+        # Before weights are computed: one NaN in a report would make every weight NaN.
         cohort.drop_nonfinite(round_index, skips=self.on_nonfinite == "skip")
         return cohort
 
     def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int = 0) -> Queues:
-        """Cut clients into client blocks, numbered from an index, and assign tasks to trainers."""
+        """Cut clients into client blocks, numbered from `first`, and assign tasks to trainers."""
         work = [
-            # One more than its steps: a client without any must be loaded and measured all the same.
+            # One more than the steps: a client without steps is also loaded and reports.
             1 + self._num_steps(phase, round_index, client)
             for client in clients.tolist()
         ]
-        # The number of trainers comes in only here, after the blocks are cut: no result may depend on it.
+        # The number of trainers is used only here, after the blocks are cut: no result may depend on it.
         return assign_blocks(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
 
     def _num_steps(self, phase: Phase, round_index: int, client: int) -> int:
@@ -250,11 +250,11 @@ class Server:
             self._changed.add(client)
 
     def _weigh(self, stack: Stack, views: ServerViews) -> Weights:
-        """Where aggregation weights are made: shares of the examples, then each method's `weigh` (FedVG's, for one)."""
+        """Return the aggregation weights: shares of the examples, then changed by each method's `weigh`, as FedVG's."""
         return stack.weigh(views.base_weights(stack), views.of)
 
     def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
-        """Where aggregation weights are applied: the exact weighted sum, the methods' server updates, the new state."""
+        """Apply the aggregation weights: exact weighted sum, server updates of the methods, new global state."""
         cohort, size = views.cohort, self.layout.num_params
         total = cohort.total("update", weights)  # sum_k weights[k] * update_k, by `training.aggregate.fold`
         update, self.method_state = stack.server_update(
@@ -270,12 +270,12 @@ class Server:
         self.counters = counters_of(cohort, self.layout, self.counters)
 
     def _evaluate(self, stack: Stack, views: ServerViews, weights: Weights) -> Evaluation:
-        """Score the new global model, as the methods want it scored, on all held-out sets."""
+        """Score the new global model, with the methods' `evaluation_override`, on all held-out sets."""
         override = stack.evaluation_override(self.method_state, lambda method: views.of(method, weights))
         return self._scored(override, {} if override else views.validated(self.state))
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the global model on the held-out sets."""
+        """Return the metrics of the global model on the held-out sets."""
         return self._scored({}, {})[0]
 
     def _scored(self, override: Mapping[str, Tensor], known: Mapping[str, Score]) -> Evaluation:
@@ -283,49 +283,49 @@ class Server:
         return evaluation(scores, self.federation, self.num_outputs, self.metrics, self.task)
 
     def _is_due(self, round_index: int) -> bool:
-        """Whether to evaluate in this round: every n-th, and the last."""
+        """Return whether a round is evaluated: every `evaluate_every`-th round, and the last."""
         return is_due(round_index + 1, self.evaluate_every, self.num_rounds)
 
     def snapshot(self) -> Snapshot:
-        """Everything of the server that a later round depends on, without client memory."""
+        """Return everything of the server that later rounds depend on, without client memory."""
         return Snapshot(pack(self.state), dict(self.counters), pack(self.method_state), self.turns.state())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot; client memories follow separately."""
+        """Restore a snapshot; client memories are restored by `restore_memory`."""
         self.state = unpack(snapshot.state)
         self.counters = dict(snapshot.counters)
         self.method_state = unpack(dict(snapshot.methods))
         self.turns.restore(snapshot.turns)
 
     def restore_memory(self, client: int, memory: Packed) -> None:
-        """Put back the packed memory of one client."""
-        # Put where trainers can fetch it; the server itself never looks inside.
+        """Restore the packed memory of one client."""
+        # Trainers fetch the memory from the pool; the server never reads it.
         self._memories[client] = self.pool.put(memory)
 
     def changed_clients(self) -> list[int]:
         """Return the clients whose memory changed since the last call."""
-        # Asking empties the list: a checkpoint writes a memory once for each change, not in every checkpoint.
+        # The set is emptied, so that a memory is written once for each change, not in every checkpoint.
         changed, self._changed = sorted(self._changed), set()
         return changed
 
     def client_memory(self, client: int) -> Packed:
-        """Packed memory of one client."""
+        """Return the packed memory of one client."""
         return self.pool.get(self._memories[client])
 
     def ready(self) -> bool:
-        """True once the trainers are there."""
+        """Wait for the trainers; return True."""
         return self.pool.begin_round() > 0
 
     def params_sha256(self) -> str:
-        """SHA-256 over name, shape and values of every leaf: what "the same result" means."""
+        """Return the SHA-256 of names, shapes and values of all leaves. Equal digests mean the same result."""
         return state_sha256(self.layout, self.state)
 
 
 def state_sha256(layout: Layout, state: Tensor) -> str:
-    """Digest of a state vector, whatever the order of leaves in memory."""
+    """Return the SHA-256 of a state vector; the memory format of the leaves has no effect."""
     digest = hashlib.sha256()
     for name, value in layout.views(state).items():
         digest.update(f"{name}{tuple(value.shape)}".encode())
-        # In the leaf's own shape: how it lies in the vector (channels-last) differs between machines and is no result.
+        # Contiguous: the order of values in the vector (channels-last) may differ between machines.
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Views of a round for the server's hooks; each view is built whole, for one method."""
+"""Views of a round for the server's hooks; each view belongs to one method."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 class ServerViews:
     """Builds the views of one round at the server.
 
-    Parameters, buffers and counters are the server's at the moment a view is asked for: before the server step what the
-    round began with, after it what it ended with.
+    A view has the parameters, buffers and counters that the server has when the view is made: before the server step
+    the values at the beginning of the round, after the server step the new values.
 
     Attributes:
-      start: [num_params], the broadcast point; base: [num_params], what the round's update is added to.
-      numbers: what methods logged, by "method/name".
-      arrays: likewise by "method.name", with the names of their axes as "method.name:columns" and "method.name:clients".
-      buffer_change: [num_state - num_params], what methods add to the buffers beside the weighted sum.
-      best: the model, [num_state], with the lowest validation loss that a method asked for, and its score.
-      gradients: by mode, what methods asked for, see `ServerView.validation_gradient`.
+      start: [num_params], the broadcast point.
+      base: [num_params], the vector to which the round's update is added.
+      numbers: numbers that methods logged, by "method/name".
+      arrays: arrays that methods logged, by "method.name"; names of the axes are under "method.name:columns" and
+        "method.name:clients".
+      buffer_change: [num_state - num_params], the methods' changes of the buffers, in addition to the weighted sum.
+      best: of the models whose validation loss a method computed, the one with the lowest loss: [num_state] and score.
+      gradients: mode -> computed gradient, see `ServerView.validation_gradient`.
     """
 
     server: Server
@@ -53,17 +55,17 @@ class ServerViews:
 
     def __post_init__(self) -> None:
         self.buffer_change = torch.zeros_like(self.server.buffers)
-        self._begun = self.server.buffers, self.server.counters  # the server step puts others in their place
+        self._begun = self.server.buffers, self.server.counters  # the server step replaces both
 
     def base_weights(self, stack: Stack) -> Weights:
-        """What `weigh` hooks start from: shares of the examples, or of the clients."""
+        """Return the weights before any `weigh` hook: shares of the examples, or equal shares of the clients."""
         view = self.of("", {})
-        # A client without a step returned what it got: with a weight it would pull the sum back to the start.
+        # The update of a client without a step is 0: with a weight it would shrink the sum.
         scores = view.is_active.double() * (1 if stack.base_weights == "uniform" else view.num_examples)
         return dict.fromkeys((leaf.name for leaf in self.server.layout.shared), normalised(scores))
 
     def of(self, method: str, weights: Weights) -> ServerView:
-        """Return a method's view of the round. weights: so far."""
+        """Return a method's view of the round. weights: aggregation weights computed so far."""
         server, cohort = self.server, self.cohort
         clients, (_, phase) = cohort.kept(cohort.clients), server.phase_of(self.round_index)
 
@@ -159,16 +161,16 @@ class ServerViews:
         return self._on_validation(validation_update, phase_index=phase_index, lr=lr)
 
     def _on_validation(self, call: Callable[..., list[Packed]], **how: object) -> Tensor:
-        """[num_params]: a measurement at the broadcast point, on the validation set."""
+        """Return [num_params]: the result of `call` at the broadcast point, on the validation set."""
         buffers, counters = self._begun
         seed = derive_seed(self.server.seed, "server/validation", self.round_index)
         asked = partial(call, seed=seed, **how)
         return self.server.scorer.on_validation(asked, torch.cat([self.start, buffers]), counters)
 
     def validated(self, state: Tensor) -> dict[str, Score]:
-        """Return a model's validation score by name, if a method asked for its loss in the round.
+        """Return {"validation": score} if the round has computed the score of this model, else an empty dict.
 
-        FedVG's `auto` does: the model that it chose is the one that the round ends with.
+        FedVG's `auto` computes validation losses, and the round ends with the model that has the lowest loss.
         """
         if self.best is None or not torch.equal(self.best[0], state):
             return {}

@@ -28,18 +28,19 @@ class RecordKeeper(Protocol):
     def flush(self) -> Mapping[str, str]: ...
 
 
-#: Seconds that a round may still take after a signal. Batch systems kill after 30.
+#: Seconds that a round may take after a signal. Batch systems kill a process after 30.
 GRACE_S = 20.0
 
 
-#: Why a run ended that its caller ended early: nothing in its configuration says so.
+#: Reason to stop of a run that `on_round` ended.
 ENDED_BY_CALL = "on_round returned stop"
 
 
 class Interrupted(Exception):
-    """A signal ended a run or a sweep; next_round is the round at which the run resumes after a checkpoint.
+    """A signal ended a run or a sweep.
 
-    next_round is None for a sweep, and before the first checkpoint. name: generated name of a run without one, for resuming.
+    next_round: the round at which the run resumes; None for a sweep, and before the first checkpoint. name: generated
+    name of a run whose configuration has no name; needed to resume the run.
     """
 
     def __init__(self, signal_number: int, next_round: int | None, name: str = ""):
@@ -49,16 +50,16 @@ class Interrupted(Exception):
     def __str__(self) -> str:
         command = f"the same command with name={self.name}" if self.name else "the same command"
         if self.next_round is None:
-            return f"stopped by a signal; {command} resumes unfinished trials"
+            return f"stopped by a signal; {command} resumes the unfinished run or sweep"
         return f"stopped by a signal after a checkpoint; {command} resumes at {round_name(self.next_round)}"
 
 
 class Stopped(Exception):
-    """Raised by whoever watches the rounds: the run is to end here, unfinished, and that is no failure."""
+    """Raised by `on_round` to end a run unfinished, without a failure."""
 
 
 def restore(server: ServerHandle, checkpoint: Checkpoint, store: CheckpointStore) -> None:
-    """Bring a fresh server to where a checkpoint left it."""
+    """Restore a checkpoint in a new server."""
     server.restore(checkpoint.snapshot)
     for client, path in checkpoint.memories.items():
         server.restore_memory(client, store.read_memory(path))
@@ -78,18 +79,20 @@ def simulate(
 ) -> str:
     """Run the rounds first_round .. num_rounds - 1, or fewer.
 
-    A checkpoint is written after a round when `checkpoint_every_s` seconds have passed since the last one, after the
-    last round, and when SIGTERM, SIGINT or SIGHUP asks the run to stop, which it does after the round at hand if that ends
-    within GRACE_S seconds. `on_round` is called when the round is recorded and its checkpoint, if any, written; what it
-    raises ends the run, and the run ends as well, as if this had been its last round, where it returns "stop" or
-    `reason_to_stop` gives a reason.
+    A checkpoint is written after a round if
+      - `checkpoint_every_s` seconds have passed since the last checkpoint,
+      - the round is the last: no round is left, `reason_to_stop` returns a reason, or `on_round` returns "stop", or
+      - SIGTERM, SIGINT or SIGHUP was received. The run then ends after the current round, if the round ends within
+        GRACE_S seconds.
 
     Args:
-      on_saved: on_saved() after each checkpoint.
+      on_round: on_round(record) is called after a round is recorded and its checkpoint, if any, is written; an error in
+        `on_round` ends the run.
+      on_saved: on_saved() is called after each checkpoint.
     Returns:
-      Why there are no more rounds; empty after the last one.
+      The reason to stop; empty if there was none and the last round was run.
     Raises:
-      Interrupted: a signal came.
+      Interrupted: a signal was received.
     """
     saved_at, next_saved = time.monotonic(), first_round
 
@@ -115,7 +118,7 @@ def simulate(
                 save(next_round)
             if on_round(record) == "stop" and not is_last:
                 reason, is_last = ENDED_BY_CALL, True
-            if (is_last or received) and next_saved != next_round:  # the end, or the signal, came just now
+            if (is_last or received) and next_saved != next_round:  # on_round returned "stop", or a signal just came
                 save(next_round)
             if is_last:
                 return reason
@@ -126,9 +129,9 @@ def simulate(
 
 @contextmanager
 def _ended_in_between(received: list[int], next_saved: Callable[[], int]) -> Iterator[None]:
-    """Raise for a second signal or a timeout inside a round; the message names the round to resume from.
+    """Raise Interrupted for a second signal or a timeout inside a round; the message names the round to resume from.
 
-    So does a signal that ended the server, too, as one to a whole group of processes.
+    A signal to the whole group of processes also ends the server: after a signal, ClusterLost becomes Interrupted too.
     """
     try:
         yield
@@ -137,19 +140,19 @@ def _ended_in_between(received: list[int], next_saved: Callable[[], int]) -> Ite
             raise
         raise Interrupted(received[0], next_saved() or None) from error
     except KeyboardInterrupt as error:
-        # Code of the user's own may raise it without a signal.
+        # The user's code may raise KeyboardInterrupt without a signal.
         raise Interrupted(received[0] if received else signal.SIGINT, next_saved() or None) from error
 
 
 @contextmanager
 def collected_signals(on_first: Callable[[], None] = lambda: None, *, grace_s: float = 0.0) -> Iterator[list[int]]:
-    """Collect SIGTERM, SIGINT and SIGHUP; a second signal takes effect at once.
+    """Collect SIGTERM, SIGINT and SIGHUP; a second signal raises KeyboardInterrupt at once.
 
-    What is ignored stays so: SIGHUP is, under nohup.
+    Ignored signals stay ignored, such as SIGHUP under nohup.
 
     Args:
-      on_first: called in the handler when the first one came.
-      grace_s: seconds after the first one that are as good as a second one; 0: nothing is.
+      on_first: called in the handler of the first signal.
+      grace_s: seconds after the first signal after which KeyboardInterrupt is raised without a second signal; 0: never.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}
@@ -162,7 +165,7 @@ def collected_signals(on_first: Callable[[], None] = lambda: None, *, grace_s: f
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        if grace_s:  # only now: until a signal comes, the process's timer is not ours
+        if grace_s:  # only after a signal, since the user's code may use the process's timer before
             catch(signal.SIGALRM)
             signal.setitimer(signal.ITIMER_REAL, grace_s)
         on_first()
@@ -170,7 +173,7 @@ def collected_signals(on_first: Callable[[], None] = lambda: None, *, grace_s: f
     try:
         for asked in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             catch(asked)
-    except ValueError:  # not the main thread: whoever runs us handles signals
+    except ValueError:  # outside the main thread, the caller handles signals
         yield received
         return
     try:

@@ -1,4 +1,4 @@
-"""The trainer: one long-lived model, client after client.
+"""The trainer: one model for its whole life, which trains client after client.
 
 A trainer is a plain class. With Ray it lives in an actor.
 """
@@ -54,19 +54,19 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Trainer:
-    """Trains client blocks, keeps their updates, folds them, and evaluates slices.
+    """Trains client blocks, keeps their updates, sums updates, and evaluates slices.
 
-    Between calls it keeps the vectors of the round's clients, and nothing else that matters: whoever trains the same
-    blocks again has the same ones.
+    Between calls, a trainer keeps the vectors of the round's clients, and no other state that affects results. Another
+    trainer that trains the same blocks has the same vectors.
 
     Attributes:
-      module: built with any initial values; every client starts from the message.
+      module: the network; its initial values have no effect, since every client starts from the message.
       head: path of the classifier layer.
-      num_threads: of PyTorch in this process; part of what results may depend on.
-      build: build(seed=...) makes such a module with the initial values of a seed, for `ClientView.initial_state`; only
-        trainers that were made for other purposes have none.
-      num_groups: classes, or 1, see `SetInfo.groups`.
-      keeps_logits: the score of the test set has the logits with it.
+      num_groups: number of classes, or 1, see `SetInfo.groups`.
+      num_threads: PyTorch's threads in this process; results may depend on the number.
+      build: build(seed=...) -> module with the initial values of a seed, for `ClientView.initial_state`; None for
+        trainers outside of runs.
+      keeps_logits: whether the score of the test set includes the logits.
     """
 
     module: nn.Module
@@ -107,14 +107,15 @@ class Trainer:
     def train(
         self, message: RoundMessage, blocks: Sequence[ClientBlock], memories: Sequence[Packed]
     ) -> tuple[Reports, list[Packed]]:
-        """Train the clients of some blocks, in order; their updates and reported vectors stay here until the next round.
+        """Train the clients of some blocks in order; keep their updates and reported vectors until the next round.
 
         Args:
-          memories: packed client memory, one per client of all blocks (None: none yet).
+          memories: packed client memory of each client of all blocks; None for a client without memory.
         Returns:
           (reports, new memories) of the k clients.
         Raises:
-          ClientError: a client failed; names it. OutOfMemory: the device has no room for a client.
+          ClientError: a client failed; the error names the client.
+          OutOfMemory: the device has not enough memory for a client.
         """
         if self._round is None or not self._round.is_of(message):
             if self._round is None or self._round.message.sum_index != message.sum_index:
@@ -134,7 +135,7 @@ class Trainer:
         return Reports.joined(reports), kept
 
     def _train_stacks(self, current: Round, clients: Sequence[int]) -> dict[int, Trained]:
-        """Train the block's clients that fit into a batched network; return the trained clients."""
+        """Train the clients of a block that can be stacked, see `training.stacked`; return client -> result."""
         phase, index, sizes = current.phase, current.index, self.federation.sizes
         stacker = Stacker(self.module, self.layout, self.transform, phase.settings, self.task)
         if not stacker.fits(phase.methods):
@@ -144,13 +145,13 @@ class Trainer:
         return stacker.train(clients, steps, members, current.state, phase.settings.lr_of(index))
 
     def _order(self, current: Round, client: int) -> torch.Generator:
-        """The generator of a client's batch order."""
+        """Return the generator of a client's batch order."""
         return torch_generator(derive_seed(self.seed, "batches", current.index, client))
 
     def _train_client(
         self, current: Round, client: int, block: int, packed: Packed, done: Trained | None
     ) -> tuple[Reports, Packed]:
-        """Load, build the views, compose the methods, train unless that is done, report, remember."""
+        """Train one client, and return its reports and memory. done: result if the client was trained in a stack."""
         began = time.perf_counter()
         model, phase = self.model, current.phase
         examples = self.data.client(client)
@@ -159,14 +160,14 @@ class Trainer:
         step = phase.stack.client_step(views, model.criterion, model.gradient_function)
         num_steps, mean_loss = _take_steps(self, current, client, examples, step, done)
         began -= done.seconds if done is not None else 0.0
-        # Reports may ask how far the client got; until here the hooks saw 0.
+        # `report` hooks may read num_steps; it was 0 in all earlier hooks.
         for view in views.values():
             view.num_steps = num_steps
         is_scored = current.message.is_scored
         own = phase.stack.own_model(views, is_scored=is_scored)
         peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start, self.layout)
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
-        # Hooks are watched one by one, see `raysim.core.hooks.called`; this one wrote in a backward pass, outside of its call.
+        # `raysim.core.hooks.called` checks each call of a hook; the backward pass of a hook's loss is outside the call.
         if start._version != version:
             names = ", ".join(method.name for method in phase.methods)
             remedy = "work on a copy: all clients start from the same vector"
@@ -186,7 +187,7 @@ class Trainer:
             methods=methods,
             personal=self._personal_score(client, own)[None] if own is not None and is_scored else None,
         )
-        # Last, so that the time of the report and of the memory counts, too.
+        # Last, so that the time of reports and memory is included.
         seconds, origin = np.array([time.perf_counter() - began]), ""
         if not np.isfinite(peak).all():
             _, views = _begun(self, current, client, examples, packed)
@@ -194,22 +195,23 @@ class Trainer:
         return replace(report, seconds=seconds, origin=np.array([origin])), kept
 
     def _load(self, current: Round, memory: Mapping[str, State]) -> Tensor:
-        """Bring the model to a client's starting point and return it, [num_state], read-only."""
+        """Load a client's starting point into the model, and return the starting point [num_state], read-only."""
         self.model.load(current.state, current.message.counters)
-        if not self.layout.personal:  # what was sent serves every client
+        if not self.layout.personal:  # all clients have the same starting point
             return current.state
         for name, value in memory.get(ENGINE, {}).items():
             self.layout.view(self.model.state, name).copy_(value)
-        # Personal leaves make this start the client's own; the update is taken from here.
+        # With personal leaves, each client has a starting point of its own, which is subtracted for the update.
         return self.model.state.clone()
 
     def _personal_score(self, client: int, own: Tensor) -> np.ndarray:
-        """(domains, classes) float64: mean test value, see `Task`, of the client's own model by domain and class.
+        """Return the mean test value, see `Task`, of a client's personal model.
 
-        (1, 1), on its own test rows, where clients have some. NaN where there is no example.
+        (domains, classes) float64, by domain and class; (1, 1), on the client's test rows, if clients have test rows.
+        NaN without an example.
 
         Args:
-          own: [num_state], that model; the one that is loaded may be what was sent.
+          own: [num_state], the personal model, which replaces the loaded state.
         """
         federation = self.federation
         start, end = federation.test_range(client)
@@ -222,7 +224,7 @@ class Trainer:
         return cell_means(values, score.labels, federation.test_domains, shape)
 
     def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
-        """One pass in stored order, as models are scored."""
+        """Return the batches of one pass in stored order, without augmentation."""
         transform = self.transform if is_normalised else self.transform.plain
         return passes(examples, transform, self.evaluation_batch)
 
@@ -233,15 +235,17 @@ class Trainer:
         return state_of(module, self.layout).to(self.model.device)
 
     def on_validation(self, measure: Callable[..., T], batch_size: int, seed: int, mode: str) -> T:
-        """A measure of the model as it is now, on the validation set; see `ClientView.validation_gradient`.
+        """Return measure(batches) of the current model on the validation set; see `ClientView.validation_gradient`.
 
         Args:
-          batch_size: the clients'. seed: of dropout.
+          measure: `BoundModel.mean_gradient` or `BoundModel.mean_loss`.
+          batch_size: batch size of local training.
+          seed: seed of dropout.
         """
         if mode not in ("train", "eval"):
             raise ValueError(f"validation: mode must be 'train' or 'eval', got {mode!r}")
         return measure(
-            # In the clients' batches, as in FedVG's code, where these decide the score by more than its rounding.
+            # In batches of the clients' size, as in FedVG's code, if the size affects the result by more than rounding.
             self.data.validation_batches(batch_size, is_exact=mode == "train" and self.model.depends_on_batches),
             num_examples=len(self.data.held_out("validation")),
             train=mode == "train",
@@ -249,7 +253,7 @@ class Trainer:
         )
 
     def accuracy_on(self, held_out: str) -> float:
-        """The task's score by example of the model as it is now on a held-out set; see `ClientView.accuracy`."""
+        """Return the metric `Task.of_part` of the current model on a held-out set; see `ClientView.accuracy`."""
         with self.model.at(self.model.state, train=False):
             examples = self.data.held_out(held_out)
             score = evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch)
@@ -258,10 +262,11 @@ class Trainer:
     def fold(
         self, parts: Sequence[TaskClients], *, vector: str, constants: np.ndarray, first: int, last: int
     ) -> np.ndarray:
-        """Return (entries of the leaves,) float64: partial exact sum of a vector over clients by task.
+        """Return (entries of the leaves,) float64: exact partial sum of a vector over clients.
 
         Args:
-          constants: (last - first,) float64, rounding constants of the leaves first..last, of the whole cohort.
+          parts: clients of each task, with their weights.
+          constants: (last - first,) float64, rounding constants of the whole cohort for the leaves first..last.
         """
         total: Tensor | None = None
         leaves = self.layout.leaves[first:last]
@@ -274,13 +279,13 @@ class Trainer:
         return total.numpy()
 
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> list[np.ndarray]:
-        """Return (k, columns) float32 for each share: entries of the updates of some clients by task."""
+        """Return (k, columns) float32 for each share of columns: entries of the updates of all parts' k clients."""
         clients = [client for part in parts for client in part.clients.tolist()]
         rows = [row.numpy() for row in self._vectors.of("update", clients)]
         return [np.stack([np.concatenate([row[start:end] for start, end in cuts]) for row in rows]) for cuts in shares]
 
     def evaluate(self, slices: Sequence[Slice]) -> list[Score]:
-        """Scores of the model as it is now on slices of held-out sets."""
+        """Return the scores of the current model on slices of held-out sets."""
         return [self._score(part, keeps_logits=self.keeps_logits and part.held_out == "test") for part in slices]
 
     def _score(self, part: Slice, *, keeps_logits: bool = False) -> Score:
@@ -289,9 +294,9 @@ class Trainer:
 
     @contextlib.contextmanager
     def global_model(self, point: EvaluationPoint) -> Iterator[None]:
-        """Stand at a global model."""
+        """Load a global model for the block; leaves in `point.override` are replaced."""
         self.model.load(unpack(point.state), point.counters)
-        # An override may have another shape than its leaf (LIVAR's merged adapters), so it cannot be loaded like a state.
+        # An override may have another shape than the leaf (LIVAR's merged adapters), so it cannot be part of the state.
         with self.model.replaced(unpack(dict(point.override))):
             yield
 
@@ -303,10 +308,10 @@ class Trainer:
 def mapped_updates(
     trainer: Trainer, parts: Sequence[TaskClients], *, function: Callable[..., Value], shared: Packed
 ) -> list[Packed]:
-    """Call function(update [num_params], shared) for clients by task."""
+    """Return function(update [num_params], shared) for each client of all parts."""
     shared, size = unpack(shared), trainer.layout.num_params
     updates = [update for part in parts for update in trainer._vectors.of("update", part.clients.tolist())]
-    # A copy: a function may write to its argument, or return it; the row is needed again.
+    # A copy: a function may write to its argument, or return it, and the update is used again.
     return [pack(function(update[:size].clone(), shared)) for update in updates]
 
 
@@ -319,12 +324,12 @@ def mapped_columns(
     shared: Packed,
     extra: np.ndarray,
 ) -> list[Packed]:
-    """function(block, extra, shared) of some blocks of columns, see `ServerView.map_columns`.
+    """Return function(block, extra, shared) for each block of columns, see `ServerView.map_columns`.
 
     Args:
-      clients: ids of the rows of some trainers, one array for each part.
-      rows: (k, columns of all cuts) of one trainer after the other.
-      extra: (m, num_params) float32, further rows beside the clients'; m may be 0.
+      clients: ids of the clients of all `rows`, one array for each part.
+      rows: (k, columns of all cuts) from each trainer.
+      extra: (m, num_params) float32, further rows beside the clients' rows; m may be 0.
     """
     order, answers, place = np.argsort(np.concatenate(clients)), [], 0  # by id
     for start, end in cuts:
@@ -338,7 +343,7 @@ def mapped_columns(
 def _begun(
     trainer: Trainer, current: Round, client: int, examples: Examples, packed: Packed
 ) -> tuple[Tensor, dict[str, ClientView]]:
-    """(a client's starting point, where the model is then; its views)."""
+    """Load a client's starting point and run the `begin` hooks; return (starting point [num_state], method -> view)."""
     memory: dict[str, State] = unpack(packed, trainer.model.device) if packed is not None else {}
     start = trainer._load(current, memory)
     views = client_views(trainer, current, client, examples, start, memory)
@@ -351,9 +356,9 @@ def _begun(
 def _take_steps(
     trainer: Trainer, current: Round, client: int, examples: Examples, step: ClientStep, done: Trained | None = None
 ) -> tuple[int, float]:
-    """A client's local steps from where the model is: see `train_locally`. done: they were taken in a stack."""
+    """Run a client's local steps from the current model, see `train_locally`. done: result of the steps in a stack."""
     phase, model = current.phase, trainer.model
-    # Dropout draws from the global stream: seeded per client, or it would depend on who was trained here before.
+    # Dropout draws from the global stream, which is seeded per client: draws must not depend on earlier clients.
     seed_global_stream(derive_seed(trainer.seed, "dropout", current.index, client), model.device)
     if done is not None:
         model.state.copy_(done.state)

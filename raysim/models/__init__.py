@@ -1,4 +1,4 @@
-"""Models by name, built from numbers only, so that every process builds the same model."""
+"""Models by name, built from a specification and a seed, so that every process builds the same model."""
 
 from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.build import build_model, build_skeleton, head_of, output_shape, try_model

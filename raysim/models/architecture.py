@@ -1,4 +1,4 @@
-"""Facts of a model beside its code."""
+"""Descriptions of models: `Architecture` for each kind of model, `ModelSpec` for the model of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from raysim.models.lora import LoraSpec
 
-#: Options of a model as the configuration has them; each model's own signature says what they may be.
+#: Options of a model in the configuration; the signature of the model's `build` has their names and types.
 Options = Mapping[str, Any]
 
-#: Of one input: (height, width, channels) of images, (length,) of tokens, any shape of other numbers.
+#: Shape of an input: (height, width, channels) for images, (length,) for tokens, any shape for other numbers.
 Shape = tuple[int, ...]
 
-#: What a model reads: images (B, channels, height, width) and nothing else; numbers (B, *shape), images among them; tokens
+#: Kind of inputs of a model: only images (B, channels, height, width); numbers (B, *shape), including images; tokens
 #: (B, length), int64.
 Inputs = Literal["images", "numbers", "tokens"]
 
@@ -26,14 +26,15 @@ class Architecture:
     """One kind of model.
 
     Attributes:
-      build: build(shape, classes, **options) -> module. Its keyword parameters are the options of the config. One for tokens
-        gets `vocabulary` as well, how many different tokens there are.
-      head: path of the classifier: one nn.Linear with a row for every class; empty: see `last_linear`.
-      published: published(shape, classes, **options) -> state dict of the library's own pretrained weights. On the meta
-        device: only their names and shapes, without a download. None: there are none.
-      prefers_channels_last: whether it was measured to train faster with channels-last convolutions.
-      size: height and width of the images, or length of the sequences, that the model was made for.
-      needs_trial: whether unfit inputs show only when the model runs, not when it is built.
+      build: build(shape, classes, **options) -> module. Its keyword parameters are the options in the configuration. A
+        model for tokens also gets `vocabulary`, the number of different tokens.
+      head: path of the classifier, an nn.Linear with one output per class; empty: see `last_linear`.
+      published: published(shape, classes, **options) -> state dict of the library's pretrained weights. On the meta
+        device, tensors have names and shapes only, and nothing is downloaded. None: no pretrained weights.
+      prefers_channels_last: whether the model was measured to train faster with channels-last convolutions.
+      size: height and width of images, or length of sequences, for which the model was designed.
+      needs_trial: whether unfit inputs are detected only by a forward pass, not when the model is built.
+      inputs: kind of inputs that the model reads.
     """
 
     build: Callable[..., nn.Module]
@@ -50,12 +51,12 @@ class ModelSpec:
     """Specification of a model and its initial values, without the seed.
 
     Attributes:
-      num_classes: outputs for an example, or for a token: classes, labels, regression targets, next tokens.
+      num_classes: number of outputs for an example or a token: classes, labels, regression targets, or next tokens.
       input_shape: (height, width, channels) of images, (length,) of tokens, any shape of other numbers.
-      pretrained: None, "default" (the library's own download) or the path of a file of weights.
-      lora: adapters beside some layers; only they and the classifier are then trained. None: all is trained.
-      head: path of the classifier of a model of the user's own; None: its last linear layer.
-      vocabulary: how many different tokens an input may hold; 0: the inputs are no tokens.
+      pretrained: None, "default" (the weights that the library downloads) or the path of a file of weights.
+      lora: adapters for some layers; only adapters and the classifier are then trained. None: no adapters.
+      head: path of the classifier of a user's model; None: the last linear layer.
+      vocabulary: number of different tokens; 0: the inputs are not tokens.
     """
 
     name: str

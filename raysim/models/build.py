@@ -1,4 +1,4 @@
-"""From a specification to a module with initial values, or without values, and from a trained state to a file."""
+"""Construction of modules from a specification, checks of models, and state dicts of trained models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _construct(spec: ModelSpec) -> nn.Module:
 
 
 def _refuse_unfit_inputs(architecture: Architecture, spec: ModelSpec) -> None:
-    """Raise ConfigError where a model for images, numbers or tokens would get something else."""
+    """Raise ConfigError if the inputs are not of the kind (images, numbers, tokens) that the model reads."""
     shape, reads = spec.input_shape, architecture.inputs
     if reads == "tokens" and not spec.vocabulary:
         mend = "choose mlp, or a model for images"
@@ -52,8 +52,10 @@ def _refuse_unfit_inputs(architecture: Architecture, spec: ModelSpec) -> None:
 
 
 def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
-    """Path of the classifier layer. module: the built model of the specification, with or without adapters, if
-    available.
+    """Return the path of the classifier layer.
+
+    Args:
+      module: the built model, with or without adapters; None: a model is built if it is needed to find the path.
     """
     if known := find_architecture(spec.name).head or spec.head:
         return known
@@ -64,11 +66,11 @@ def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
 
 
 def build_model(spec: ModelSpec, *, seed: int) -> nn.Module:
-    """The module with its initial values: drawn from the seed, then overlaid with the pretrained weights if any.
+    """Return the module with initial values drawn from the seed, or with pretrained weights.
 
-    The global random stream is left alone.
+    The global random stream is restored.
     Raises:
-      ModelError: weights that cannot be had or do not fit.
+      ModelError: the weights cannot be read or fetched, or do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
@@ -76,7 +78,7 @@ def build_model(spec: ModelSpec, *, seed: int) -> nn.Module:
 
 
 def build_skeleton(spec: ModelSpec) -> nn.Module:
-    """The module's structure without memory (meta device), for checks."""
+    """Return the module on the meta device, without values, for checks."""
     with torch.device("meta"):
         return _adapted(_construct(spec), spec)
 
@@ -86,7 +88,7 @@ def _adapted(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
 
 def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
-    """The module with its pretrained weights, and adapters: new ones, unless the weights hold adapters."""
+    """Return the module with pretrained weights and adapters, if any; adapters are new unless the weights hold them."""
     pretrained = pretrained_weights(find_architecture(spec.name), spec)
     if pretrained is None:
         return _adapted(module, spec)
@@ -99,14 +101,15 @@ def _loaded(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
 
 def try_model(spec: ModelSpec) -> None:
-    """Everything that can go wrong with a model, tried on the meta device: nothing is computed, loaded or fetched.
+    """Check that a model can be built, run and loaded. Models of libraries stay on the meta device; nothing is fetched.
 
-    Only some models are run: the first operation on the meta device costs PyTorch 1.5 s of imports. One of the user's own is
-    run in earnest: what it does may depend on values, which the meta device does not have.
+    Only models with `needs_trial` are run, since the first operation on the meta device costs 1.5 s of imports. A
+    user's model is built and run with values, since its code may depend on values, which the meta device does not have.
 
     Raises:
-      ValueError: it cannot be built with these options, or cannot be trained on such inputs. ConfigError: its form is wrong,
-      whatever the inputs. ModelError: the pretrained weights are not there or do not fit.
+      ValueError: the model cannot be built with these options, or cannot run on these inputs.
+      ConfigError: the classifier, the kind of inputs or the outputs of the model do not fit.
+      ModelError: the pretrained weights are missing or do not fit.
     """
     try:
         architecture = find_architecture(spec.name)
@@ -126,9 +129,9 @@ def try_model(spec: ModelSpec) -> None:
 
 
 def output_shape(spec: ModelSpec) -> tuple[int, ...]:
-    """Shape of the outputs for one example: (num_classes,), or (length, num_classes) where each token gets an answer.
+    """Return the shape of the outputs for one example: (num_classes,), or (length, num_classes) for outputs per token.
 
-    A model of the user's own is run for it, where its inputs are tokens.
+    A user's model for tokens is built and run to find the shape.
     """
     one = (spec.num_classes,)
     if not spec.vocabulary or spec.options.get("per") == "sequence":
@@ -145,7 +148,7 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
         torch.manual_seed(0)
         logits = skeleton.train()(_two_inputs(spec))
     shapes: list[tuple[int, ...]] = [(2, spec.num_classes)]
-    if spec.vocabulary:  # one answer for the sequence, or for each of its tokens
+    if spec.vocabulary:  # outputs for the sequence, or for each of its tokens
         shapes.append((2, *spec.input_shape, spec.num_classes))
     if not isinstance(logits, Tensor) or logits.shape not in shapes:
         given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -158,7 +161,7 @@ def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
 
 
 def _two_inputs(spec: ModelSpec) -> Tensor:
-    """(2, ...): random inputs as training has them. Not zeros: a model may divide by the deviation of an image."""
+    """Return (2, ...) random inputs as in training. Not zeros: a model may divide by the deviation of an image."""
     shape = spec.input_shape
     if spec.vocabulary:
         return torch.randint(spec.vocabulary, (2, *shape))
@@ -171,15 +174,15 @@ def _two_inputs(spec: ModelSpec) -> Tensor:
 def trained_tensors(
     spec: ModelSpec, layout: Layout, *, seed: int, state: Tensor, counters: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """The whole state dict of the module at a state of the server: trained, frozen and counted, nothing left out.
+    """Return the complete state dict of the module at a state of the server: trained and frozen tensors, and counters.
 
-    Everything, so that the file stands by itself wherever it is read. Trained leaves that are not shared are as they
-    began: their values are at the clients. The module is built, and its pretrained weights read, only if it has frozen
-    tensors, whose values no one else keeps.
+    Personal leaves have their initial values, since the trained values are at the clients. The module is built, and
+    pretrained weights are read, only if the module has frozen tensors, which the server does not keep.
 
     Args:
-      seed: of the run; it gave the frozen tensors their values.
-      state: [num_state], the server's; counters: name -> BatchNorm's num_batches_tracked and the like.
+      seed: seed of the run, from which frozen tensors were initialised.
+      state: [num_state], state of the server.
+      counters: name -> integer buffer, such as BatchNorm's num_batches_tracked.
     """
     values = {name: value.contiguous().clone() for name, value in layout.views(state).items()}
     values |= {name: torch.tensor(count) for name, count in counters.items()}

@@ -28,14 +28,14 @@ def vit(
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,
 ) -> nn.Module:
-    """A vision transformer of any size: timm's, as `vit_s16` and `vit_b16` are.
+    """A vision transformer of any size, built by timm like `vit_s16` and `vit_b16`.
 
     Args:
       dim: width of the tokens, a multiple of `heads`.
       depth: number of encoder blocks.
       heads: heads of each attention layer.
-      patch: height and width of a patch; must divide those of the images.
-      mlp_ratio: width of the hidden layer of a block, in widths of a token.
+      patch: height and width of a patch; must divide the height and width of the images.
+      mlp_ratio: width of the hidden layer of a block, as a multiple of `dim`.
       dropout: dropout after the position embedding, in the blocks and in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
@@ -47,7 +47,7 @@ def vit(
 def vit_16(
     network: str, shape: Shape, classes: int, *, patch: Width = 16, dropout: Rate = 0.0, drop_path: Rate = 0.0
 ) -> nn.Module:
-    """A standard vision transformer of timm, for any image size that the patch divides.
+    """A standard vision transformer of timm, for any image size that is divisible by the patch size.
 
     Args:
       patch: height and width of a patch.
@@ -60,7 +60,7 @@ def vit_16(
 def timm_model(
     network: str, shape: Shape, classes: int, *, dropout: Rate = 0.0, arguments: dict[str, object] | None = None
 ) -> nn.Module:
-    """A model by timm's name, with a tag if it has several sets of weights.
+    """A model of timm by name, with a tag if timm has several sets of weights for the model.
 
     Args:
       dropout: dropout in front of the classifier.
@@ -78,14 +78,14 @@ def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pre
 
 
 def _config_of(network: str) -> PretrainedCfg:
-    """timm's description of a network and its weights."""
+    """Return timm's description of a network and its weights."""
     config = library("timm").get_pretrained_cfg(network)
     assert config is not None
     return config
 
 
 def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
-    """The module, if its patches cover the images: timm itself would leave the rest out silently."""
+    """Return the module. Raises ValueError unless its patches cover the images: timm would ignore the other pixels."""
     patches = getattr(module, "patch_embed", None)
     if isinstance(patches, library("timm.layers").PatchEmbed) and not patches.dynamic_img_pad:
         rows, columns = patches.patch_size
@@ -95,9 +95,9 @@ def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
 
 
 def _published(network: str, shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
-    """timm's weights, fitted by timm to this input size, patch, number of channels and of classes.
+    """Return timm's weights, fitted by timm to the input size, patch size, number of channels and number of classes.
 
-    A classifier for another number of classes stays random, as do its draws: they come from the seed of the caller.
+    A classifier for another number of classes is random, drawn from the global random stream.
     """
     if not _config_of(network).has_weights:
         raise LookupError(f"timm has no weights for {network}")
@@ -110,16 +110,16 @@ def _published(network: str, shape: Shape, classes: int, **options: object) -> M
 
 
 def knows(network: str) -> bool:
-    """Whether timm has a model of this name (with or without a tag)."""
+    """Return whether timm has a model of this name, with or without a tag."""
     timm = library("timm")
     return timm.is_model(network) and timm.get_pretrained_cfg(network) is not None
 
 
 def timm_architecture(network: str) -> Architecture:
-    """The architecture behind a name that timm knows.
+    """Return the architecture of a model of timm.
 
     Raises:
-      LookupError: its classifier is not one layer.
+      LookupError: the model has no classifier, or several.
     """
     config = _config_of(network)
     head = config.classifier

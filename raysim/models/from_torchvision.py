@@ -1,4 +1,4 @@
-"""ResNets and MobileNetV2 of torchvision, with stems for small images and GroupNorm; its vision transformer."""
+"""Models of torchvision: ResNets and MobileNetV2, also with GroupNorm and stems for small images, and ViT-B/16."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Stem = Literal["imagenet", "small"]
 
-#: Stages of MobileNetV2 for 28 and 32 pixels: expansion, channels, blocks, stride (the code that came before FLFA's).
+#: Stages of MobileNetV2 for 28 and 32 pixels: expansion, channels, blocks, stride (from older code of FLFA's authors).
 SMALL_STAGES = [
     [1, 16, 1, 1],
     [6, 24, 2, 1],
@@ -43,13 +43,13 @@ def resnet(
 ) -> nn.Module:
     """A ResNet of torchvision.
 
-    UniVarFL's ResNet-18 is stem small, first_stride 2, projector_width 512.
+    UniVarFL's ResNet-18 has stem small, first_stride 2, projector_width 512.
 
     Args:
       stem: "imagenet": 7x7 convolution with stride 2 and max pooling; "small": 3x3 with stride 1, no pooling.
-      first_stride: stride of the first stage. 2 puts a down-sampling convolution into its first block.
-      norm: "batch" or "group", everywhere.
-      groups: groups of GroupNorm: 2 is usual in federated learning, 32 is GroupNorm's own choice.
+      first_stride: stride of the first stage. 2 adds a down-sampling convolution to the first block of the stage.
+      norm: "batch" or "group", for all layers.
+      groups: groups of GroupNorm: 2 is usual in federated learning, 32 is the choice of GroupNorm's paper.
       projector_width: width of a two-layer projector in front of the classifier, the layer block `avgpool.2`; 0: none.
     """
     module = getattr(library("torchvision.models"), network)(num_classes=classes, norm_layer=norm_layer(norm, groups))
@@ -62,21 +62,21 @@ def resnet(
         _halve(module)
     if projector_width:
         layers = projector(module.fc.in_features, projector_width, norm_layer(norm, groups, dims=1))
-        # Unnamed, so that the projector is a layer block of its own; `fc` stays the path of the classifier.
+        # Inside `avgpool`, so that the projector is a layer block; the path of the classifier stays `fc`.
         module.avgpool = nn.Sequential(module.avgpool, nn.Flatten(), layers)
         module.fc = nn.Linear(projector_width, classes)
     return module
 
 
 def _conv(channels: int, width: int, *, kernel: int, stride: int) -> nn.Conv2d:
-    """A convolution with torchvision's initial values."""
+    """Return a convolution with torchvision's initial values."""
     conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv
 
 
 def _halve(module: ResNet) -> None:
-    """Give a ResNet's first stage stride 2, as torchvision gives it to the others."""
+    """Set the stride of a ResNet's first stage to 2, as in torchvision's other stages."""
     first = module.layer1[0]
     strided = first.conv1 if not hasattr(first, "conv3") else first.conv2
     strided.stride = (2, 2)
@@ -107,7 +107,7 @@ def mobilenetv2(
       stem: "imagenet": five strides of 2; "small": for 28 and 32 pixels, strides of 2 only at 64 and 160 channels.
       width: factor on all widths.
       dropout: dropout in front of the classifier.
-      norm: "batch" or "group", everywhere.
+      norm: "batch" or "group", for all layers.
       groups: groups of GroupNorm; all widths are multiples of 8.
     """
     is_small = stem == "small"
@@ -125,9 +125,9 @@ def mobilenetv2(
 
 
 def vit_b_16(shape: Shape, classes: int, *, dropout: Rate = 0.0) -> nn.Module:
-    """ViT-B/16 of torchvision, from whose ImageNet-1k weights FedVG's code starts; `vit_b16` is timm's, with others.
+    """ViT-B/16 of torchvision; FedVG's code starts from its ImageNet-1k weights. `vit_b16` is timm's ViT-B/16.
 
-    Layer blocks: each encoder block (`encoder.layers.0` ...), the classifier, and the stem with all the rest.
+    Layer blocks: each encoder block (`encoder.layers.0` ...), the classifier, and the stem with all other layers.
 
     Args:
       dropout: dropout after the embeddings, and in every encoder block.
@@ -143,13 +143,13 @@ def vit_b_16(shape: Shape, classes: int, *, dropout: Rate = 0.0) -> nn.Module:
 
 
 def _published_vit(shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
-    """torchvision's weights of vit_b_16 (IMAGENET1K_V1, for 224 pixels), under the names of `vit_b_16`."""
+    """Return torchvision's weights of vit_b_16 (IMAGENET1K_V1, for 224 pixels), named as in raysim's `vit_b_16`."""
     weights = _published("vit_b_16", shape, classes)
     return {name.replace(".encoder_layer_", "."): value for name, value in weights.items()}
 
 
 def _published(network: str, shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
-    """torchvision's newest ImageNet weights, with their own classifier and first convolution."""
+    """Return torchvision's newest ImageNet weights, with the original classifier and first convolution."""
     models = library("torchvision.models")
     if torch.empty(0).is_meta:
         return models.get_model(network).state_dict()

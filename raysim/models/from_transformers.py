@@ -1,6 +1,6 @@
-"""Causal language models of Hugging Face's transformers, from a folder or a configuration file of this machine.
+"""Causal language models of Hugging Face's transformers, from a local folder or configuration file.
 
-Nothing is fetched, and no code that lies beside a model is run.
+Nothing is downloaded, and code in a model's folder is not run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutput
 
-#: What stands in front of the path.
+#: Prefix of the path in a model's name.
 PREFIX = "transformers:"
 
 
 def causal_architecture(name: str) -> Architecture:
-    """The architecture behind `transformers:` and a path.
+    """Return the architecture of a model named `transformers:PATH`.
 
     Raises:
       LookupError: there is neither a folder with config.json and safetensors nor a configuration file.
@@ -48,7 +48,7 @@ def with_whole_path(name: str) -> str:
 
 
 def model_files(name: str) -> list[Path]:
-    """Return the configuration and weight files of a `transformers:` name, or no files."""
+    """Return the configuration and weight files of a `transformers:` name; empty for other names."""
     if not name.startswith(PREFIX):
         return []
     path = _path_of(name)
@@ -60,11 +60,11 @@ def _path_of(name: str) -> Path:
 
 
 def causal_lm(path: Path, shape: Shape, classes: int, vocabulary: int) -> nn.Module:
-    """A causal language model of transformers: with the weights of a folder, or random ones for a configuration file.
+    """A causal language model of transformers, with a folder's weights, or random weights for a configuration file.
 
-    Tokens (B, length) in, logits (B, length, vocabulary) out. Embedding and output layer hold the data's tokens alone: the first
-    rows of a folder's. The two are trained apart, though a model may tie them: they begin equal where a folder's are tied.
-    All is float32. On the meta device no weights are read.
+    Inputs are tokens (B, length), outputs logits (B, length, vocabulary). Embedding and output layer have one row for
+    each token of the data; with a folder, the first rows of its weights. Tied layers are untied: both begin with the
+    folder's values and are trained separately. All tensors are float32. On the meta device no weights are read.
     """
     if classes != vocabulary:
         text = f"predicts the next token: as many outputs as tokens, got {classes} and {vocabulary}; choose gru, lstm or gpt"
@@ -88,25 +88,25 @@ def _config(path: Path) -> PretrainedConfig:
     try:
         load = library("transformers").AutoConfig.from_pretrained
         config = load(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # what is no JSON, has no or another model_type, ...
+    except (OSError, ValueError, KeyError, TypeError) as error:  # no JSON, missing or unknown model_type, ...
         first, _, _ = str(error).partition("\n")
         text = f"{path} is no configuration for transformers ({first}); give a configuration with a known model_type"
         raise ConfigError([Fault("model.name", text)]) from error
-    config.is_decoder = True  # else BERT and its kin look at later tokens, too
+    config.is_decoder = True  # otherwise BERT and similar models attend to later tokens
     return config
 
 
 def _made(config: PretrainedConfig, vocabulary: int) -> PreTrainedModel:
-    """The model with values drawn from the global random stream."""
+    """Return the model with values drawn from the global random stream."""
     config.vocab_size = vocabulary
     config.tie_word_embeddings = False
-    # Tokens with a meaning of their own: one for padding has an embedding that is not trained, and here every token is text.
+    # No special tokens: the embedding of a padding token would not be trained, and here every token is text.
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     return library("transformers").AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _read(path: Path, config: PretrainedConfig, vocabulary: int) -> PreTrainedModel:
-    """The model with the weights of its folder."""
+    """Return the model with the weights of its folder."""
     library("transformers.utils.logging").disable_progress_bar()
     load = library("transformers").AutoModelForCausalLM.from_pretrained
     safely = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
@@ -122,7 +122,7 @@ def _read(path: Path, config: PretrainedConfig, vocabulary: int) -> PreTrainedMo
 
 
 def _untie_(module: nn.Module) -> None:
-    """Give each layer parameters of its own, copied from shared ones."""
+    """Replace parameters shared by several layers by separate copies."""
     seen: set[int] = set()
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         if id(parameter) in seen:

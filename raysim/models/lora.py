@@ -19,9 +19,9 @@ class LoraSpec:
     """W x -> W x + (alpha / rank) B A x with W frozen, A [rank, d_in], B [d_out, rank].
 
     Attributes:
-      alpha: rank if None, so that the product B A counts once (LIVAR).
-      targets: a layer is adapted if its path is one of these or ends in ".<one of these>".
-      dropout: of the adapters' input while training.
+      alpha: see above; None: alpha = rank, so that B A has the factor 1 (LIVAR).
+      targets: a layer is adapted if its path equals a target T or ends in ".T".
+      dropout: dropout of the adapters' input in training.
     """
 
     rank: int = 16
@@ -31,14 +31,15 @@ class LoraSpec:
 
 
 def add_lora(module: nn.Module, spec: LoraSpec, *, head: str) -> nn.Module:
-    """The module with adapters in it; only they and the head, which is trained whole, still require gradients.
+    """Return the module with adapters; only adapters and the head, which is trained completely, require gradients.
 
-    A is Kaiming-uniform with a = sqrt(5) from the global random stream, B zero: the module computes what it did before.
-    The leaves of a layer are then <layer>.lora_A.default.weight and <layer>.lora_B.default.weight, the frozen matrix is
+    A is Kaiming-uniform with a = sqrt(5) from the global random stream, and B is zero, so outputs do not change. The
+    leaves of an adapted layer are <layer>.lora_A.default.weight and <layer>.lora_B.default.weight; the frozen matrix is
     <layer>.base_layer.weight.
 
     Raises:
-      ConfigError: no layer has such a path, or the head is one of them.
+      ConfigError: no layer matches the targets, the head or a layer inside PyTorch's attention matches, or the adapters
+        need too much memory.
     """
     parts = dict(module.named_modules())
     adapted = [name for name in parts if any(f".{name}".endswith(f".{target}") for target in spec.targets)]

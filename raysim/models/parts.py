@@ -15,10 +15,10 @@ from raysim.base.counting import counts_with
 from raysim.base.errors import ConfigError, Fault
 from raysim.base.options import Bounds
 
-#: Kinds of normalisation. "group" has no statistics, hence no buffers and nothing that depends on the batch.
+#: Kinds of normalisation. "group" keeps no statistics: it has no buffers and does not depend on the batch.
 Norm = Literal["batch", "group"]
 
-#: Types of options, which the configuration checks. Depth: the deepest ResNet of its paper has 1,202 layers.
+#: Types of options, checked by the configuration. Depth allows the deepest network of the ResNet paper, 1,202 layers.
 Width = Annotated[int, Bounds(ge=1)]
 Depth = Annotated[int, Bounds(ge=1, le=2000)]
 Rate = Annotated[float, Bounds(ge=0, lt=1)]
@@ -29,23 +29,23 @@ Groups = Annotated[int, Bounds(ge=1), counts_with("norm", "group")]
 def library(name: str) -> ModuleType:
     """Import a library on first use, with the CPU as default device.
 
-    Models are tried on the meta device. The compiler of PyTorch 2.6, which timm and torchvision import, reads tensors when it
-    is imported, and on the meta device none can be read.
+    Models are checked on the meta device. timm and torchvision import the compiler of PyTorch 2.6, which reads tensors
+    during its import; tensors on the meta device cannot be read.
     """
     with torch.device("cpu"):
         return import_module(name)
 
 
 def unfit_option(text: str) -> ConfigError:
-    """An option of a model that no images would make right."""
+    """Return the error for an invalid option of a model, whatever the inputs."""
     return ConfigError([Fault("model", text)])
 
 
 def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.Module]:
-    """make(channels) -> normalisation of images (dims = 2) or of feature vectors (dims = 1); "none": nothing.
+    """Return make(channels) -> normalisation of images (dims = 2) or feature vectors (dims = 1); identity for "none".
 
     Args:
-      groups: groups of GroupNorm; must divide every width. 2 is usual in federated learning, 32 is GroupNorm's own choice.
+      groups: groups of GroupNorm; must divide every width. 2 is usual in federated learning, 32 in GroupNorm's paper.
     """
     if norm == "group":
         return lambda channels: nn.GroupNorm(groups, channels)
@@ -55,11 +55,11 @@ def norm_layer(norm: str, groups: int, *, dims: int = 2) -> Callable[[int], nn.M
 
 
 def projector(inputs: int, width: int, make_norm: Callable[[int], nn.Module]) -> nn.Sequential:
-    """Two layers between encoder and classifier, each Linear, normalisation, ReLU (UniVarFL; FedUV's code)."""
+    """Return two layers between encoder and classifier, each Linear, normalisation, ReLU (UniVarFL; FedUV's code)."""
     first = (nn.Linear(inputs, width), make_norm(width), nn.ReLU())
     return nn.Sequential(*first, nn.Linear(width, width), make_norm(width), nn.ReLU())
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
-    """Sequential container of named layers."""
+    """Return an nn.Sequential of named layers."""
     return nn.Sequential(OrderedDict(layers))

@@ -16,11 +16,11 @@ from raysim.models.from_transformers import model_files
 
 
 def pretrained_weights(architecture: Architecture, spec: ModelSpec) -> tuple[Mapping[str, Tensor], str] | None:
-    """(the weights that the specification asks for, where they are from), or None.
+    """Return (pretrained weights of the specification, description of their source), or None without weights.
 
-    Under the meta device only names and shapes count: nothing is fetched, and no values are read.
+    On the meta device, tensors have names and shapes only: nothing is fetched, and no values are read.
     Raises:
-      ModelError: the weights cannot be had.
+      ModelError: the weights cannot be read or fetched.
     """
     if spec.pretrained is None:
         return None
@@ -31,10 +31,10 @@ def pretrained_weights(architecture: Architecture, spec: ModelSpec) -> tuple[Map
 
 
 def weights_sha256(pretrained: str | None, name: str = "") -> str:
-    """SHA-256 of the file of weights; "" where none is given, or the library's are.
+    """Return the SHA-256 of the file of weights; "" without weights, or for weights of a library.
 
     Args:
-      name: of the model; a line for each file that it stands for follows, see `model_files`.
+      name: name of the model; for a `transformers:` name, a seal of its files is appended, see `model_files`.
     Raises:
       ModelError: a file cannot be read.
     """
@@ -51,26 +51,26 @@ def _published(architecture: Architecture, spec: ModelSpec) -> Mapping[str, Tens
         return architecture.published(spec.input_shape, spec.num_classes, **spec.options)
     except LookupError as error:
         raise ModelError(str(error), mend="give the path of a file, or drop pretrained") from error
-    except Exception as error:  # of the network, the hub, the disk: each library has its own kinds
+    except Exception as error:  # errors of network, hub or disk: each library has its own classes
         what = f"the published weights of {spec.name} cannot be fetched ({type(error).__name__}: {error})"
         mend = "fetch the weights on a machine with a network, and set model.pretrained to the file"
         raise ModelError(what, mend=mend) from error
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
-    """The tensors of a state dict in a .safetensors, .pth or .pt file; nothing but tensors is unpickled.
+    """Return the state dict in a .safetensors, .pth or .pt file; nothing but tensors is unpickled.
 
     Raises:
-      ModelError: no such file, another kind of file, or no dictionary of tensors in it.
+      ModelError: the file does not exist, is of another kind, or holds no dictionary of dense tensors.
     """
-    from safetensors.torch import load_file  # maps the file: no value is read before it is wanted
+    from safetensors.torch import load_file  # maps the file: values are read on first use
 
-    on_meta = torch.empty(0).is_meta  # the default device of PyTorch 2.6 says cpu here
+    on_meta = torch.empty(0).is_meta  # torch.get_default_device of PyTorch 2.6 returns cpu here
     if not path.is_file():
         raise ModelError("no such file of weights", str(path), "correct model.pretrained, or use default")
     mend = "save a state dict as .safetensors, .pth or .pt"
     readable = explained("not a readable file of weights", path, mend, Exception, to=ModelError)  # two formats' parsers
-    with readable, torch.device("cpu"):  # a mapped tensor costs nothing; on the meta device none shows what it is
+    with readable, torch.device("cpu"):  # mapped tensors cost no memory; on the meta device their kind would be hidden
         weights: object = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ModelError("not a dictionary of tensors", str(path), "save module.state_dict() alone")
@@ -87,18 +87,20 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
 def _read_torch(path: Path) -> object:
     if path.suffix not in (".pth", ".pt"):
         raise ValueError(f"unknown suffix {path.suffix!r}")
-    # A mapped file is not read before its values are wanted; files of PyTorch before 1.6 cannot be mapped.
+    # A mapped file is read on first use of its values; files of PyTorch before 1.6 cannot be mapped.
     return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str, source: str) -> None:
     """Copy weights into a module, tensor by tensor.
 
-    Names and shapes must be the module's, with three exceptions. The classifier keeps its values if it has another
-    number of classes. A first convolution over three channels becomes one over a single channel by summing, which gives
-    the same features as repeating the grey image. Counters such as BatchNorm's may be missing.
+    Names and shapes must be equal to the module's, with three exceptions:
+      - The module's classifier keeps its values if the weights have another number of classes.
+      - For a module with one input channel, a first convolution over three channels is summed over the channels, which
+        gives the same features as repeating the grey image.
+      - Counters such as BatchNorm's may be missing.
     Raises:
-      ModelError: names every tensor that does not fit, or that holds an infinity or NaN; nothing was copied then.
+      ModelError: tensors do not fit, or a tensor holds an infinity or NaN; the module is then unchanged.
     """
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
     loaded = dict(weights)

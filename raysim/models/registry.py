@@ -1,7 +1,7 @@
-"""Names of models: raysim's own, all of timm's, causal language models of transformers, and the user's.
+"""Models by name: raysim's, all of timm's, causal language models of transformers, and the user's.
 
-A model of the user's own is `module:function`: my_net(num_classes, input_shape, *, options) -> nn.Module. One for tokens takes
-`vocabulary` as well.
+The name of a user's model is `module:function`, for a function my_net(num_classes, input_shape, *, options) ->
+nn.Module. A function of a model for tokens also takes `vocabulary`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ MODELS: dict[str, Architecture] = {**SMALL, **SEQUENCES, **TORCHVISION, **TRANSF
 
 
 def find_architecture(name: str) -> Architecture:
-    """The architecture behind a name of raysim's or, with or without `timm:` in front, of timm's, or `module:function`,
-    or `transformers:` with a folder or a file of this machine.
+    """Return the architecture of a model by name.
+
+    Names are raysim's, timm's (with or without `timm:`), `transformers:PATH`, or `module:function`.
 
     Raises:
-      LookupError: there is none (says what is near), its classifier is not one layer, or the function cannot be used.
+      LookupError: the name is unknown (the error lists similar names), the model has not exactly one classifier, or the
+        function cannot be used.
     """
     if name in MODELS:
         return MODELS[name]
@@ -48,10 +50,10 @@ def find_architecture(name: str) -> Architecture:
 
 
 def prefers_channels_last(spec: ModelSpec, module: nn.Module) -> bool:
-    """Whether this model was measured to train faster with channels-last convolutions, and is safe with them.
+    """Return whether the model was measured to train faster with channels-last convolutions, and is safe with them.
 
-    oneDNN's gradient of a narrow 1x1 convolution with a stride is wrong and writes outside its memory when images are
-    channels-last (uxlfoundation/oneDNN#6035): below 8 input channels with AVX2, below 16 with AVX-512.
+    For channels-last images, oneDNN's gradient of a narrow 1x1 convolution with a stride is wrong and writes outside
+    its memory (uxlfoundation/oneDNN#6035): below 8 input channels with AVX2, below 16 with AVX-512.
     """
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     is_unsafe = any(c.kernel_size == (1, 1) != c.stride and c.in_channels < 16 for c in convolutions)
@@ -59,10 +61,10 @@ def prefers_channels_last(spec: ModelSpec, module: nn.Module) -> bool:
 
 
 def own_architecture(name: str) -> Architecture:
-    """The architecture behind `module:function`.
+    """Return the architecture of a user's model `module:function`.
 
     Raises:
-      LookupError: there is no such function, or it does not take num_classes and input_shape.
+      LookupError: the function does not exist, or does not take num_classes and input_shape.
     """
     function = own_function(name, "model")
     make = with_given(function, ("num_classes", "input_shape"), offered=("vocabulary",))
@@ -73,7 +75,7 @@ def own_architecture(name: str) -> Architecture:
         try:
             module = make(**given)
         except Exception as error:
-            # Reading a number while it is built, as `x.item() for x in torch.linspace(...)` does, needs values.
+            # Code that reads values while it builds, as `x.item() for x in torch.linspace(...)` does, fails on meta.
             if "meta" not in str(error) or torch.empty(0).device.type != "meta":
                 raise
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -85,7 +87,7 @@ def own_architecture(name: str) -> Architecture:
         return module
 
     build.__doc__ = function.__doc__
-    build.__dict__.update(__signature__=inspect.signature(make), __wrapped__=function)  # what options are checked by
+    build.__dict__.update(__signature__=inspect.signature(make), __wrapped__=function)  # options are checked by these
     return Architecture(build, head="", needs_trial=True, inputs="tokens" if reads_tokens else "numbers")
 
 
@@ -93,7 +95,7 @@ def last_linear(module: nn.Module, num_classes: int, name: str) -> str:
     """Return the path of an undeclared classifier: the last nn.Linear with an output for each class.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: no nn.Linear has this number of outputs.
     """
     layers = {path: layer for path, layer in module.named_modules() if path and isinstance(layer, nn.Linear)}
     heads = [path for path, layer in layers.items() if layer.out_features == num_classes]

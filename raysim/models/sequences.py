@@ -1,7 +1,7 @@
-"""Models for sequences of tokens: recurrent ones, and a small causal transformer.
+"""Models for sequences of tokens: recurrent networks, and a small causal transformer.
 
-All take tokens (B, length), int64, and give logits (B, length, classes), of which those at position t depend on the tokens
-up to t alone; with `per: sequence` (B, classes), from the last position.
+Inputs are tokens (B, length), int64. Outputs are logits (B, length, classes), where logits at position t depend only on
+tokens up to t; with `per: sequence`, logits (B, classes) of the last position.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from raysim.models.architecture import Architecture, Shape
 from raysim.models.parts import Depth, Rate, Width, named, unfit_option
 
-#: An answer for each token, or one for the sequence.
+#: Logits for each token, or for the sequence.
 Per = Literal["token", "sequence"]
 
 
 class Recurrent(nn.Module):
-    """Embedding, recurrent layers, linear layer. The recurrent layers stand apart: each is a layer block."""
+    """Embedding, recurrent layers, linear layer. Each recurrent layer is a separate module, hence a layer block."""
 
     def __init__(self, vocabulary: int, width: int, recurrent: Sequence[nn.GRU | nn.LSTM], classes: int, per: Per):
         super().__init__()
@@ -50,16 +50,16 @@ def recurrent(
     layers: Depth = 2,
     per: Per = "token",
 ) -> nn.Module:
-    """GRU or LSTM layers on embedded tokens, in the sizes that federated learning uses for the characters of Shakespeare.
+    """GRU or LSTM layers on embedded tokens, by default of the sizes that are usual for the characters of Shakespeare.
 
-    `lstm` is the character model of McMahan et al. 2017 (AISTATS, section 3) and of LEAF: with the defaults and 90 tokens 822,570
-    parameters. PyTorch's layers have two biases, of which TensorFlow's have one.
+    `lstm` is the character model of McMahan et al. 2017 (AISTATS, section 3) and of LEAF; it has 822,570 parameters
+    with the defaults and 90 tokens. PyTorch's layers have two bias vectors, TensorFlow's have one.
 
     Args:
-      embedding: numbers that stand for a token.
-      hidden: numbers in each layer's state.
-      layers: recurrent layers.
-      per: "token": an answer at each token, such as the next one; "sequence": one, at the last token, as LEAF has it.
+      embedding: width of the embedding of a token.
+      hidden: width of each layer's state.
+      layers: number of recurrent layers.
+      per: "token": logits at each token, such as for the next token; "sequence": logits at the last token, as in LEAF.
     """
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}[network]
     stack = [kind(hidden if number else embedding, hidden, batch_first=True) for number in range(layers)]
@@ -70,7 +70,7 @@ class CausalAttention(nn.Module):
     """Causal attention: each token attends to itself and earlier tokens.
 
     Attributes:
-      dropout: of the attention weights, in training.
+      dropout: dropout of the attention weights in training.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float):
@@ -88,7 +88,7 @@ class CausalAttention(nn.Module):
 
 
 class CausalBlock(nn.Module):
-    """Attention and two dense layers, each behind a normalisation and beside a path around it."""
+    """Attention, then two dense layers: two residual branches, each with a normalisation in front."""
 
     def __init__(self, dim: int, heads: int, dropout: float):
         super().__init__()
@@ -136,17 +136,18 @@ def gpt(
     dropout: Rate = 0.0,
     per: Per = "token",
 ) -> nn.Module:
-    """A causal transformer of any size: GPT-2's, with an output layer of its own.
+    """A causal transformer of any size: GPT-2, with an output layer that is not tied to the embedding.
 
-    Radford et al. 2019 ("Language models are unsupervised multitask learners", section 2.3): normalisation in front of each part,
-    learnt positions, and initial values from N(0, 0.02^2), those that end a residual branch divided by sqrt(2 depth).
+    Radford et al. 2019 ("Language models are unsupervised multitask learners", section 2.3): normalisation in front of
+    each residual branch, learnt positions, and initial values from N(0, 0.02^2), divided by sqrt(2 depth) for the last
+    layer of a residual branch.
 
     Args:
-      dim: numbers that stand for a token, a multiple of `heads`.
+      dim: width of the tokens, a multiple of `heads`.
       depth: number of blocks.
       heads: heads of each attention layer.
-      dropout: dropout after the embeddings, of the attention weights, and after each part of a block.
-      per: "token": an answer at each token, such as the next one; "sequence": one, at the last token.
+      dropout: dropout after the embeddings, of the attention weights, and after each residual branch.
+      per: "token": logits at each token, such as for the next token; "sequence": logits at the last token.
     """
     if dim % heads:
         raise unfit_option(f"dim must be a multiple of heads, got {dim} and {heads}")

@@ -1,4 +1,4 @@
-"""Small networks, layer by layer. Their tests freeze the names and the order of their leaves."""
+"""Small networks, layer by layer. Tests fix the names and the order of their leaves."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def cnn(
     activation: Literal["relu", "tanh"] = "relu",
     pool: Literal["max", "average"] = "max",
 ) -> nn.Module:
-    """Two 5x5 convolutions, each with 2x2 pooling, and a hidden layer: LeNet's shape in modern width.
+    """Two 5x5 convolutions, each with 2x2 pooling, and a hidden layer: like LeNet, with more channels.
 
-    On 3 x 32 x 32 input with the default widths: 2,156,490 parameters.
+    With the default widths, 3 x 32 x 32 inputs and 10 classes: 2,156,490 parameters.
 
     Args:
       width: channels of the first convolution; the second has twice as many.
-      hidden: numbers in the hidden layer.
+      hidden: width of the hidden layer.
       norm: normalisation after each convolution.
       groups: groups of GroupNorm, with norm "group".
-      activation, pool: tanh and average make the network smooth: a small change of its parameters changes its gradient little.
+      activation, pool: tanh and average make the network smooth: small changes of parameters change gradients little.
     """
     height, breadth, channels = shape
     pixels = (height // 4) * (breadth // 4)
@@ -45,7 +45,7 @@ def cnn(
     layers: dict[str, nn.Module] = {}
     for number, (inputs, outputs) in enumerate(((channels, width), (width, 2 * width)), 1):
         last: dict[str, nn.Module] = {f"{activation}{number}": bend(), f"pool{number}": make_pool(2)}
-        if activation == "relu" and pool == "max":  # reversed: the same bits, a quarter of the entries to bend
+        if activation == "relu" and pool == "max":  # pooling first: the same bits, ReLU on a quarter of the entries
             last = dict(reversed(last.items()))
         layers |= {
             f"conv{number}": nn.Conv2d(inputs, outputs, 5, padding=2),
@@ -57,10 +57,10 @@ def cnn(
 
 
 def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
-    """LeNet-5 with max pooling and ReLU, as federated learning uses it; 61,706 parameters on 1 x 32 x 32 input.
+    """LeNet-5 with max pooling and ReLU, as in federated learning; 61,706 parameters for 1 x 32 x 32 and 10 classes.
 
     Args:
-      padding: padding of the first convolution: 2 brings 28 x 28 images to LeNet's own 32 x 32.
+      padding: padding of the first convolution: 2 pads 28 x 28 images to LeNet's 32 x 32.
     """
     height, breadth, channels = shape
     rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, breadth))
@@ -68,7 +68,7 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
         raise ValueError(f"{height} x {breadth} images with padding {padding} are smaller than 16 x 16")
     return named(
         conv1=nn.Conv2d(channels, 6, 5, padding=padding),
-        pool1=nn.MaxPool2d(2),  # before ReLU: the same bits, a quarter of the entries to bend
+        pool1=nn.MaxPool2d(2),  # before ReLU: the same bits, ReLU on a quarter of the entries
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(6, 16, 5),
         pool2=nn.MaxPool2d(2),
@@ -87,10 +87,10 @@ def mlp(
 ) -> nn.Module:
     """Dense layers with ReLU on images, table rows or other numbers of any shape, flattened.
 
-    Layers: `fc1` and its ReLU, `hidden2`, `hidden3`, ... where there are several hidden ones, and the classifier `fc2`.
+    Layers: `fc1`, further hidden layers `hidden2`, `hidden3`, ... if any, each with ReLU, and the classifier `fc2`.
 
     Args:
-      hidden: numbers in the hidden layer, or in each of several: [64, 32].
+      hidden: width of the hidden layer, or of each hidden layer, such as [64, 32].
     """
     widths = [hidden] if isinstance(hidden, int) else hidden
     layers: dict[str, nn.Module] = {"fc1": nn.Linear(math.prod(shape), widths[0]), "relu": nn.ReLU()}
@@ -108,10 +108,11 @@ def univarfl_cnn(
 ) -> nn.Module:
     """UniVarFL's network for STL-10: eight unpadded convolutions without bias, and a two-layer projector.
 
-    The paper's appendix that describes it is missing; this is FedUV's, on which UniVarFL builds.
+    The appendix of the paper that describes the network is missing; this is the network of FedUV, on which UniVarFL
+    builds.
 
     Args:
-      projector_width: numbers in both layers of the projector.
+      projector_width: width of both layers of the projector.
       norm: normalisation after each convolution.
       groups: groups of GroupNorm, with norm "group".
     """
@@ -137,18 +138,18 @@ def univarfl_cnn(
 def resnet20(
     shape: Shape, classes: int, *, width: Width = 16, norm: Norm = "batch", groups: Groups = 2, depth: Depth = 20
 ) -> nn.Module:
-    """The residual network that He et al. 2016 (CVPR, section 4.2) made for CIFAR: 3x3 stem, three stages of basic blocks.
+    """The residual network of He et al. 2016 (CVPR, section 4.2) for CIFAR: 3x3 stem, three stages of basic blocks.
 
-    With the defaults 19 convolutions of 3x3, two of 1x1 on the shortcuts, and the classifier; on 3 x 32 x 32 input 272,474
-    parameters. Shortcuts between stages are 1x1 convolutions with normalisation (the paper's option B; for CIFAR it took
-    option A, zeros in the place of the new channels).
+    The defaults have 19 convolutions of 3x3, two of 1x1 on the shortcuts, and the classifier: 272,474 parameters on
+    3 x 32 x 32 inputs with 10 classes. Shortcuts between stages are 1x1 convolutions with normalisation, the paper's
+    option B; for CIFAR the paper uses option A, zeros for the new channels.
 
     Args:
       width: channels of the first stage; the second and the third have twice and four times as many, at half the height
         and width of the stage before.
       norm: normalisation after each convolution.
       groups: groups of GroupNorm, with norm "group".
-      depth: 6 n + 2, for n blocks a stage.
+      depth: 6 n + 2, for n blocks per stage.
     """
     if depth < 8 or depth % 6 != 2:
         raise unfit_option(f"depth must be 6 n + 2 (8, 14, 20, ...), got {depth}")

@@ -1,1 +1,1 @@
-"""A run from start to end: records, pictures, loggers, results."""
+"""Execution of a run: records, pictures, loggers, results."""

@@ -1,7 +1,7 @@
-"""Loggers of the user's own: called at the start of a run, after every round, and at the end. docs/loggers.md has examples.
+"""Loggers of users, called at the start of a run, after every round, and at the end. docs/loggers.md has examples.
 
-They live in the process that drives the run, and none of them on trainers. Every round is reported as it ends. A resumed
-run reports the rounds since the last checkpoint again, with the same numbers and the same values.
+Loggers run in the process that drives the run, not in trainers. Every round is reported when it ends. A resumed run
+reports the rounds since the last checkpoint again, with the same round indices and values.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from raysim.plan.find import find_logger
 
 
 class Logger(Protocol):
-    """What a logger's function returns."""
+    """Interface of the object that a logger's function returns."""
 
     def start(self, folder: Path, config: Settings) -> object:
-        """Start or resume: the run directory and the complete configuration."""
+        """Called when the run starts or resumes, with the run directory and the complete configuration."""
 
     def round(self, record: dict[str, float]) -> object:
-        """A row of progress.csv: "round", counted from 0, and the round's metrics."""
+        """Called after a round with the row of progress.csv: "round", counted from 0, and the round's metrics."""
 
     def end(self, summary: Settings) -> object:
-        """What summary.json holds; empty where the run ended unfinished: by a signal, or a failure."""
+        """Called at the end with the contents of summary.json; empty if a signal or a failure ended the run."""
 
 
 class Loggers:
-    """Loggers of a run. A fault before the first round ends the run; a later fault ends the logger."""
+    """Loggers of a run. A fault before the first round ends the run; after a later fault, the logger is removed."""
 
     def __init__(self, specs: Sequence[Spec], folder: RunFolder, say: Callable[[str], None]):
         self._specs, self._folder, self._say = specs, folder, say
@@ -43,7 +43,7 @@ class Loggers:
         """Make and start every logger.
 
         Raises:
-          ConfigError: one cannot be made or started.
+          ConfigError: a logger cannot be made or started.
         """
         for index, spec in enumerate(self._specs):
             key = f"loggers[{index}]"
@@ -52,7 +52,7 @@ class Loggers:
                 raise ConfigError(made)
             make, options = made
             try:
-                logger = cast("Logger", make(**options))  # which is looked at now
+                logger = cast("Logger", make(**options))  # checked in the next lines
                 if missing := [name for name in ("start", "round", "end") if not callable(getattr(logger, name, None))]:
                     text = f"{place_of(make)} returned {type(logger).__name__}, which has no {' and no '.join(missing)}"
                     raise ConfigError([Fault(key, text)])
@@ -65,13 +65,13 @@ class Loggers:
             self._open[json.dumps(spec.written)] = make, logger
 
     def round(self, row: Mapping[str, str]) -> None:
-        """Report a round to every logger. row: of progress.csv."""
+        """Report a round to every logger. row: the row of progress.csv."""
         number = int(row["round"])
         metrics = {metric: float(text) for metric, text in row.items() if text}
         self._tell(round_name(number), lambda logger: logger.round({**metrics, "round": number}))
 
     def end(self, summary: Settings) -> None:
-        """Tell every logger that is left, once."""
+        """Call `end` of every remaining logger, once."""
         self._tell("the end", lambda logger: logger.end(dict(summary)))
         self._open.clear()
 
@@ -90,7 +90,7 @@ class Loggers:
             self._refuse_missing_folder(make, when)
 
     def _refuse_missing_folder(self, make: Callable[..., object], when: str) -> None:
-        """Raises RaysimError."""
+        """Raise RaysimError if the run directory or its config.yaml is missing after a call to a logger."""
         if not self._folder.config.is_file():
             self._open.clear()  # no call at the end, which would report the same fault again
             what = f"the run directory or its config.yaml is missing after {place_of(make)}, at {when}"

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Clients in the picture of a partition: a million take half a minute, and nobody tells them apart.
+#: Most clients in the picture of a partition: a million take half a minute and cannot be told apart.
 MOST_CLIENTS = 2_000
 
 
 def png(figure: Figure) -> tuple[bytes, tuple[int, int]]:
-    """A figure as a PNG file, and its (width, height) in pixels."""
+    """Return (contents of a PNG file of a figure, (width, height) in pixels)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas, content = FigureCanvasAgg(figure), io.BytesIO()
@@ -37,7 +37,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _name_ticks(axis: Axis, names: Sequence[object], *, most: int = 40, size: int = 7) -> None:
-    """Label an axis with as many names as fit, dollar signs escaped; column names stand upright."""
+    """Label an axis with as many names as fit; dollar signs are escaped, names on the horizontal axis are rotated."""
     from matplotlib.axis import XAxis
 
     step = max(1, -(-len(names) // most))
@@ -47,7 +47,7 @@ def _name_ticks(axis: Axis, names: Sequence[object], *, most: int = 40, size: in
 
 
 def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """Shares of each true class, with the counts where there is room."""
+    """Draw a confusion matrix: colours are shares of each true class; up to 20 classes also have counts."""
     count = len(classes)
     side = float(np.clip(0.4 * count, 2.4, 12)) + 0.6 + 0.07 * max(map(len, classes))
     figure, axes = _figure(side, side)
@@ -65,7 +65,7 @@ def confusion_picture(matrix: np.ndarray, classes: Sequence[str], title: str) ->
 
 
 def bar_chart(values: np.ndarray, columns: Sequence[str], title: str) -> Figure:
-    """One bar for each number; as many names are written as fit."""
+    """Draw a bar for each number, with as many names as fit."""
     height = 2.6 + 0.05 * max(map(len, columns), default=0)
     figure, axes = _figure(2.5 + 0.3 * min(len(columns), 40), min(height, 8.0))
     axes.bar(range(len(values)), np.where(np.isfinite(values), values, np.nan), color="tab:blue")
@@ -83,10 +83,10 @@ def heat_map(
     xlabel: str = "layer",
     is_log: bool = False,
 ) -> Figure:
-    """A (clients, columns) array in colours; as many names are written as fit.
+    """Draw a (clients, columns) array in colours, with as many names as fit.
 
     Args:
-      is_log: colour by the logarithm where all finite values are above 0.
+      is_log: whether colours are on a logarithmic scale, provided that all finite values are above 0.
     """
     from matplotlib.colors import LogNorm, Normalize
 
@@ -110,7 +110,8 @@ def partition_pictures(
     """Return file name -> picture: `partition`, and `validation` with a server validation set (FedVG, figure A.6).
 
     Args:
-      class_counts: (clients, classes); validation_counts: (classes,).
+      class_counts: (clients, classes), numbers of examples.
+      validation_counts: (classes,), numbers of examples of the validation set, or None.
     """
     pictures = {"partition": class_picture(class_counts, classes)}
     if validation_counts is not None and validation_counts.sum():
@@ -122,8 +123,8 @@ def partition_pictures(
 def class_picture(class_counts: np.ndarray, classes: Sequence[str]) -> Figure:
     """Draw a dot per client and class, with the number of examples as area (FedVG, figures A.2, A.3).
 
-    The largest dot fills its cell, and only as many names are written as fit, so that 100 clients or 200 classes read. Of
-    more than MOST_CLIENTS clients every so many are drawn.
+    The largest dot fills its cell, and only as many names are written as fit, so that 100 clients or 200 classes are
+    readable. Of more than MOST_CLIENTS clients, every second, third, ... client is drawn.
     """
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""The records of a run: progress.csv, clients.parquet, arrays/, TensorBoard events, summary.json."""
+"""Records of a run: progress.csv, clients.parquet, arrays/, TensorBoard events, summary.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raysim.running.pictures import bar_chart, confusion_picture, heat_map, part
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of every run, after its main metric.
+#: Columns of progress.csv of every run, after the main metric.
 COLUMNS = (
     *("server/loss", "train/loss", "clients/dropped", "comm/up_mb", "comm/down_mb"),
     *("system/trainers", "system/nodes", "system/sum_mb", "system/redone_blocks"),
@@ -36,13 +36,15 @@ COLUMNS = (
 
 
 class Recorder:
-    """Writes every round as it comes.
+    """Writes the records of every round.
 
     Args:
+      first_round: first round of this process, above 0 for a resumed run: rows from this round on are dropped.
+      blocks: names of the layer blocks.
+      classes: names of the classes.
       main: the task's main metric.
       evaluate_every: rounds between evaluations, see `judged`.
-      first_round: above 0 for a resumed run: later rows of the files are dropped.
-      on_row: on_row(row of progress.csv) after each round.
+      on_row: on_row(row of progress.csv) is called after each round.
     """
 
     def __init__(
@@ -65,15 +67,15 @@ class Recorder:
         self._open_progress()
         folder.drop_clients(first_round)
         self._chain = record_chain(folder, first_round)
-        self._tables: list[pa.Table] = []  # of the rounds since the last checkpoint
-        self._arrays: list[Path] = []  # likewise
-        self._confusion: np.ndarray | None = None  # likewise
+        self._tables: list[pa.Table] = []  # client rows since the last flush
+        self._arrays: list[Path] = []  # files of arrays since the last flush
+        self._confusion: np.ndarray | None = None  # newest confusion matrix since the last flush
         self._board = Board(folder.path, first_round)
 
     def write(self, record: RoundRecord) -> None:
-        """One round: a row, the clients' rows, the board's points."""
+        """Write a round: row of progress.csv, clients' rows, arrays, TensorBoard events."""
         number = record.round_index
-        # Names that came from another process are new strings each round: half of what a row takes.
+        # Names from another process are new strings in each round, half of the memory of a row: interning shares them.
         values = {intern(name): repr(float(value)) for name, value in record.metrics.items()}
         row = {"round": str(number), **values}
         self.rows.append(row)
@@ -97,11 +99,15 @@ class Recorder:
         self._on_row(row)
 
     def draw(self, class_counts: np.ndarray, validation_counts: np.ndarray | None) -> None:
-        """Draw the partition, client by class, the validation set's classes and the last round: PNGs and in TensorBoard."""
+        """Draw partition, validation set and last round, as PNG files and for TensorBoard.
+
+        Args:
+          class_counts, validation_counts: see `partition_pictures`.
+        """
         tags = {"partition": "partition/classes", "validation": "partition/validation"}
         for name, figure in partition_pictures(class_counts, validation_counts, self.classes).items():
             self._show(tags[name], 0, figure, self.folder.picture(name))
-        if (record := self._last) is None:  # the run was resumed after its last round
+        if (record := self._last) is None:  # no round was run since the run was resumed
             return
         number = record.round_index
         for tag, figure in self._pictures(record):
@@ -130,7 +136,7 @@ class Recorder:
         return self._chain.links
 
     def summary(self, facts: Mapping[str, object], hyperparameters: Mapping[str, object]) -> Settings:
-        """Write and return summary.json from the rows and the given facts. hyperparameters: for TensorBoard."""
+        """Write summary.json from rows and given facts, and return its contents. hyperparameters: for TensorBoard."""
         seconds = [float(row["system/round_s"]) for row in self.rows]
         scores = judged(self.rows, len(self.rows), self.main, every=self._evaluate_every)
         result = {
@@ -154,7 +160,7 @@ class Recorder:
             self._board.close()
         except FileNotFoundError:
             if self.folder.config.is_file():
-                raise  # else the run ends because the directory was deleted, which is reported instead
+                raise  # if config.yaml is missing, the run directory was deleted, which another error reports
 
     def _open_progress(self) -> None:
         self.folder.write_progress(self.rows, self._columns)
@@ -162,14 +168,14 @@ class Recorder:
         self._writer = csv.DictWriter(self._csv, self._columns)
 
     def _write_confusion(self, matrix: np.ndarray) -> None:
-        """confusion.csv: test examples by true class (row) and predicted class."""
+        """Write confusion.csv: test examples by true class (row) and predicted class (column)."""
         with open(self.folder.confusion, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(cells(["true class", *self.classes]))
             writer.writerows(cells([name, *row]) for name, row in zip(self.classes, matrix.tolist(), strict=True))
 
     def _pictures(self, record: RoundRecord) -> Iterator[tuple[str, Figure]]:
-        """(tag, picture): heat maps of the weights and of logged arrays by client, bars of the others."""
+        """Yield (tag, figure): heat maps of weights and of logged arrays by client, bar charts of logged vectors."""
         number = record.round_index
         if record.weights.size and np.isfinite(record.weights).any():
             kept = record.clients["client"][~record.clients["is_dropped"]].tolist()
@@ -179,7 +185,7 @@ class Recorder:
         for name, values in record.arrays.items():
             columns, title = record.arrays.get(f"{name}:columns"), f"{name}, {round_name(number)}"
             tag = name.replace(".", "/")
-            if ":" in name or not values.size:  # with a colon: names of the rows or columns of another array
+            if ":" in name or not values.size:  # a name with a colon holds row or column names of another array
                 continue
             if values.ndim == 2 and columns is not None:
                 rows = record.arrays[f"{name}:clients"].tolist()
@@ -189,7 +195,7 @@ class Recorder:
                 yield tag, bar_chart(values, list(names), title)
 
     def _show(self, tag: str, number: int, figure: Figure, file: Path | None = None) -> None:
-        """Encoded once, for the file and for TensorBoard."""
+        """Write a figure for TensorBoard, and to a file if given; the figure is encoded once."""
         content, size = png(figure)
         if file is not None:
             file.write_bytes(content)
@@ -199,14 +205,14 @@ class Recorder:
 def judged(
     rows: Sequence[Mapping[str, str]], num_rounds: int, main: str | None = None, *, every: int = 1
 ) -> dict[str, float | int | None]:
-    """Scores of a whole run, from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
+    """Return the scores of a run from its rows: last, best, mean of the last 10 % of the rounds, and by validation.
 
-    `accuracy_at_best_validation` is the test accuracy of the round with the best validation accuracy, the first one of
-    equals: a choice that does not look at the test set. A value is None where the rows do not hold it.
+    `accuracy_at_best_validation` is the test accuracy of the first round with the best validation accuracy, a choice
+    that does not depend on the test set. A value is None if the rows do not have it.
 
     Args:
-      main: the main metric; None: what the rows have, see `main_of`.
-      every: rounds between evaluations, 0 for the last one alone; only those that are due count.
+      main: the main metric; None: the main metric in the rows, see `main_of`.
+      every: rounds between evaluations; 0: only the last round is evaluated. Other rounds are ignored.
     """
     main = main or main_of(rows[0] if rows else ())
     rows = [row for row in rows if is_due(int(row["round"]) + 1, every, num_rounds)]
@@ -225,14 +231,14 @@ def judged(
     }
 
 
-#: Column of progress.csv -> what tables of finished runs call it.
+#: Column of progress.csv -> heading in tables of finished runs.
 HEADLINES = dict.fromkeys(("dp/epsilon", "local_dp/epsilon", "dp_sgd/epsilon"), "epsilon") | {
     "attack/success": "attack success"
 }
 
 
 def headlines(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """Return name -> number: last epsilon, attack success and number of chosen clients, and all megabytes sent by clients."""
+    """Return heading -> number: last epsilon, attack success and number of chosen clients, and megabytes up in all."""
     columns = dict.fromkeys(name for row in rows for name in row)
     names = {name: HEADLINES.get(name, name) for name in columns if name in HEADLINES or name.endswith("/chosen")}
     found = {heading: list(_points(rows, name).values())[-1] for name, heading in names.items() if _points(rows, name)}
@@ -240,24 +246,23 @@ def headlines(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
 
 
 def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:
-    """Return the reason to stop after these rounds; empty to continue. Depends on records alone.
+    """Return the reason to stop after the given rounds; empty to continue. Depends on the records only.
 
-    A run ends after an evaluation, so that its last model is scored as that of every other run; without evaluations
-    between the first and the last round (`every` 0) it may end after any round. Privacy alone is no more spent than allowed
-    whatever is scored: it may end a run before its first evaluation.
+    A run ends after an evaluation, so that its last model is scored; if only the last round is evaluated (`every` 0),
+    the run may end after any round. `stop.epsilon` is never exceeded: it may end a run before the first evaluation.
 
     Args:
-      rows: of progress.csv, from the first round on.
+      rows: rows of progress.csv, from the first round on.
       every: rounds between evaluations.
     """
     if not rows or stop == StopGroup():
         return ""
-    behind = len(rows) % every if every else 0  # rounds since the last evaluation
+    behind = len(rows) % every if every else 0  # number of rounds since the last evaluation
     if stop.epsilon is not None and (reason := _reason_to_save(stop.epsilon, rows[-1], max(1, every) - behind)):
         return reason
     if behind:
         return ""
-    main = main_of(rows[-1])  # evaluated; in this process the first row may lack the column
+    main = main_of(rows[-1])  # the last row is evaluated; the first row may lack the column
     scores, wanted = judged(rows, len(rows), main, every=every), stop.score
     best, reached, last_round = scores[f"best_{main}"], scores["best_round"], int(rows[-1]["round"])
     sign = 1 if direction_of(main) == "max" else -1
@@ -273,9 +278,9 @@ def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: in
 
 
 def _reason_to_save(allowed: float, row: Mapping[str, str], more: int) -> str:
-    """Why no more rounds may be spent; empty if so many more may. row: the last one."""
+    """Return the reason to stop if `more` rounds would exceed the allowed epsilon, else "". row: the last row."""
     spent, after_one = float(row["dp/epsilon"]), float(row["dp/next_epsilon"])
-    # Epsilon is concave in the rounds (a least one of straight lines), so that this is no less than it will be.
+    # Epsilon is concave in the number of rounds (a minimum of lines), so that the linear estimate is an upper bound.
     if spent + more * (after_one - spent) <= allowed:
         return ""
     return f"epsilon {spent:.4g} is spent: {allowed:g} is allowed, and the next evaluation would come to more"
@@ -286,6 +291,6 @@ def _points(rows: Sequence[Mapping[str, str]], name: str) -> dict[int, float]:
 
 
 def _last(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
-    """The last value of a `server/`, `clients/` or `dp/` metric; None for others and where the value is not finite."""
+    """Return the last value of a `server/`, `clients/` or `dp/` metric; None for others, and if it is not finite."""
     *_, last = [math.nan, *_points(rows, name).values()]
     return last if name.startswith(("server/", "clients/", "dp/")) and math.isfinite(last) else None

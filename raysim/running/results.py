@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run directory, finished or not. Files are read on first access; `reload` reads again.
+    """A run directory, finished or not. Files are read on first access; `reload` reads them again.
 
     Attributes:
       folder: the run directory.
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def sweep(self) -> str:
-        """Name of the run's sweep; empty for a run of no sweep."""
+        """Name of the run's sweep; empty for a run outside of a sweep."""
         return next((folder.name for folder in list(self.folder.parents)[:2] if (folder / "sweep.yaml").is_file()), "")
 
     @property
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def best_accuracy(self) -> float | None:
-        """The best test accuracy of all evaluations, selected on the test set."""
+        """Best test accuracy of all evaluations, selected on the test set; None without an evaluation."""
         return max(self._scores("server/accuracy"), default=None)
 
     @property
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def score(self) -> float | None:
-        """The main metric on the test set at the last evaluation; None without an evaluation."""
+        """Main metric on the test set at the last evaluation; None without an evaluation."""
         return next(reversed(self._scores(f"server/{self.main_metric}")), None)
 
     @cached_property
@@ -114,8 +114,8 @@ class Run:
     def arrays(self, name: str) -> dict[int, pd.DataFrame | np.ndarray]:
         """Return the arrays that methods logged under a name: round -> values.
 
-        Arrays with one or two axes are DataFrames: a row for each client of the cohort, by its id, and the columns as the
-        method named them (FedVG's norms: one column per tensor).
+        Arrays with two axes are DataFrames: a row for each client of the cohort, indexed by id, and columns with the
+        method's names (FedVG's norms: one column per tensor). Other arrays are NumPy arrays.
 
         Raises:
           KeyError: no array of this name was logged; the error lists the names that were logged.
@@ -133,13 +133,13 @@ class Run:
         return rounds
 
     def model(self, client: int | None = None) -> nn.Module:
-        """The network with the final global weights, in eval mode, for inputs as the run normalised them.
+        """Return the network with the final global parameters, in eval mode, for inputs normalised as in the run.
 
-        A regression predicts in the units of the targets: a forward hook undoes `data.scale_targets`.
+        A regression predicts in the units of the targets: a forward hook reverses `data.scale_targets`.
 
         Args:
-          client: id of a client; the network gets the personal model or the personal layers that the client had after
-            its last round.
+          client: id of a client; the network then has the personal model or the personal layers of the client after the
+            client's last round.
         Raises:
           DataError: the run is not completed, a file of the run is damaged, or the client keeps no weights.
         """
@@ -169,7 +169,7 @@ class Run:
         return module.eval()
 
     def reload(self) -> Run:
-        """Return the run with all files read now, before a later process overwrites them."""
+        """Return the run with all files read at once, before a later process overwrites them."""
         run = Run(self.folder)
         _ = run.config, run.summary, run.history, run.clients
         return run
@@ -198,14 +198,14 @@ class Run:
         return weights
 
     def _scores(self, metric: str) -> list[float]:
-        """What a column of progress.csv holds, in the order of rounds."""
+        """Return the values of a column of progress.csv, in the order of rounds."""
         return self.history[metric].dropna().tolist() if metric in self.history else []
 
     @property
     def _numbers(self) -> dict[str, float]:
-        """Return the run's numbers: from the summary, and the last value of each column.
+        """Return the run's numbers: numbers of the summary, and the last value of each column of progress.csv.
 
-        One that is not finite, of a run that diverged, is missing: the last finite one would be another round's.
+        Non-finite last values, of a run that diverged, are left out: an earlier finite value would be of another round.
         """
         rows = self._files.progress_rows()
         last = {name: float(text) for row in rows for name, text in row.items() if text}
@@ -234,7 +234,7 @@ class Runs(Sequence[Run]):
         return f"Runs of {len(self)}: {names}{' ...' if len(self) > 5 else ''}"
 
     def frame(self) -> pd.DataFrame:
-        """Table with one row per run, indexed by name: sweep, varying settings or labels, accuracies, status."""
+        """Return a table with a row per run, indexed by name: sweep, varying settings or labels, accuracies, status."""
         import pandas as pd
 
         labels = [_labels(run) for run in self]
@@ -248,7 +248,7 @@ class Runs(Sequence[Run]):
         return pd.DataFrame(rows, index=pd.Index([run.name for run in self], name="run"))
 
     def best(self, metric: str = "server/accuracy", mode: Direction | None = None) -> Run:
-        """The completed run with the best last value of a metric.
+        """Return the completed run with the best last value of a metric.
 
         Args:
           metric: a column of progress.csv, or a number of summary.json.
@@ -288,9 +288,9 @@ def load(folder: str | Path) -> Run | Runs:
 
 @contextmanager
 def _sound(file: Path) -> Iterator[None]:
-    """For the reading of a file of a run. Raises DataError: it is damaged."""
+    """Turn errors of reading a file of a run into DataError: the file is damaged."""
     mend = "delete the folder and repeat the run"
-    with explained(f"{file.name} is damaged", file.parent, mend, Exception):  # of the parsers of four formats
+    with explained(f"{file.name} is damaged", file.parent, mend, Exception):  # parsers of four formats raise any class
         yield
 
 
@@ -302,7 +302,7 @@ def _labelled(name: str, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame | np.
 
 
 def _labels(run: Run) -> dict[str, object]:
-    """Labels of a sweep's trial, or else the settings by dotted keys."""
+    """Return the labels of a trial of a sweep; without labels, the settings by dotted keys."""
     labels = run.config.get("labels")
     if isinstance(labels, dict) and labels:
         return labels

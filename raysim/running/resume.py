@@ -1,4 +1,4 @@
-"""The next step of a run, by the state of its folder: begin, resume, extend, show, or refuse."""
+"""Decision about a run from the state of its folder: begin, resume, extend, show, or refuse."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from raysim.folders.run_folder import RunFolder, changes
 from raysim.plan.build import Plan
 from raysim.running.record import reason_to_stop
 
-#: begin: nothing of the run is there. resume: from its checkpoint. extend: the same, with more rounds or another `stop`.
-#: show: it is finished, and just this run was asked for.
+#: begin: the run does not exist yet. resume: continue from the checkpoint. extend: resume with more rounds or another
+#: `stop`. show: the run is finished, and its summary is returned.
 Step = Literal["begin", "resume", "extend", "show"]
 
 OTHER = "choose another name, or delete the folder"
 
 
 def next_step(plan: Plan, folder: RunFolder, where: str) -> Step:
-    """What to do with a plan's folder.
+    """Return the next step for a plan and its run directory.
 
     Args:
-      where: the folder, or the URI that it stands for.
+      where: the folder, or its URI, for messages.
     Raises:
-      RunExists: a sweep; another finished run, or one that already has more rounds; an unfinished one with a
-        damaged configuration.
-      ConfigError: a run with another configuration or other data, or more rounds where the length of the run decides its
-        earlier rounds. Data are compared if the settings agree.
+      RunExists: the folder holds a sweep, a finished run that cannot be extended to the plan (it has more rounds or has
+        already met the plan's `stop`), or a run with a damaged configuration or partition.
+      ConfigError: the run has another configuration or other data, or the plan has more rounds although earlier rounds
+        depend on the number of rounds. Data are compared only if the settings are equal.
     """
     config, is_finished = plan.config, folder.status.name == "completed"
     if (folder.path / "sweep.yaml").exists():
@@ -44,7 +44,7 @@ def next_step(plan: Plan, folder: RunFolder, where: str) -> Step:
     now, rows = config.model_dump(mode="json"), folder.progress_rows()
     run = f"the {'finished' if is_finished else 'unfinished'} run in {where}"
     is_longer, has_other_stop = config.rounds > before["rounds"], now["stop"] != before["stop"]
-    # Under the conditions of `stop` asked for, the run would not have ended yet.
+    # With the new `stop`, the run would not have ended yet.
     goes_on = len(rows) < before["rounds"] and not reason_to_stop(config.stop, rows, config.evaluation.every)
     is_wanted = is_longer or (has_other_stop and goes_on)
     changed = {key: (old, new) for key, old, new in changes(before, now) if key != "rounds" or not is_longer}
@@ -65,7 +65,7 @@ def next_step(plan: Plan, folder: RunFolder, where: str) -> Step:
 
 
 def _other_data(plan: Plan, folder: RunFolder, run: str, is_same_partition: bool) -> list[Fault]:
-    """Return the fault of a run whose partition or pretrained weights changed. run: name for messages."""
+    """Return the fault of a run whose partition or pretrained weights changed. run: description of the run."""
     if not is_same_partition:
         is_file = plan.config.partition.scheme.name == "file"
         key, what = ("partition.file", "the partition in the file") if is_file else ("data", "the set")

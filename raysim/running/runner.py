@@ -1,8 +1,8 @@
 """`raysim run`: from a checked plan to a finished run directory.
 
-`execute` is the whole of it, from top to bottom: the run directory, the checkpoint to resume from, a server with its
-trainers, the rounds, the summary. Where Ray loses the server, its node or the cluster itself, it does so once more, from
-the last checkpoint.
+`execute` does everything in order: the run directory, the checkpoint to resume from, a server with its trainers, the
+rounds, the summary. If Ray loses the server, its node or the cluster, `execute` repeats this from the last checkpoint,
+up to `resources.restarts` times.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def execute(
 
     Args:
       on_start: on_start(run directory, first round, number of rounds).
-      on_round: on_round(record) after each round; "stop" ends the run, completed; Stopped, raised there, ends it unfinished but
-        not failed.
-      on_step: on_step(what begins now, in words): parts of the work before and after the rounds that may take seconds.
-      on_note: on_note(a remark about the run: an attempt that is repeated, what a method or a logger reports).
-      on_summary: on_summary(run directory, summary) before the pictures are drawn.
-      wait_s: seconds to wait for another process that is still in the run directory.
+      on_round: on_round(record) is called after each round. If on_round returns "stop", the run ends as completed; if
+        on_round raises Stopped, the run ends unfinished, without a failure.
+      on_step: on_step(text) is called when a step before or after the rounds begins that may take seconds.
+      on_note: on_note(text) gets remarks about the run, such as repeated attempts, and notes of methods and loggers.
+      on_summary: on_summary(run directory, summary) is called before the pictures are drawn.
+      wait_s: seconds to wait for another process that uses the run directory.
     Raises:
-      RaysimError: what the user can mend; the run directory then holds FAILED with the message. ClusterLost: so often that
-        `resources.restarts` is over; each time before that, the run resumes from its last checkpoint.
+      RaysimError: the run failed for a reason that the user can mend; the run directory holds FAILED with the message.
+      ClusterLost: the cluster was lost again after `resources.restarts` resumed attempts.
       Interrupted: a signal ended the run, after a checkpoint if there was a round since the last one.
     """
     folder, stored = open_run_folder(plan.config, on_note)
@@ -96,7 +96,8 @@ def _attempt(
     """Run from the last checkpoint, or from the beginning, to the end.
 
     Args:
-      number: how many attempts of this process were lost before; a later one waits for the cluster as a run waits for room.
+      number: number of earlier attempts of this process; above 0, the attempt waits up to `resources.wait_s` for the
+        cluster.
     """
     config, push = plan.config, stored.push if stored else lambda: None
     folder.remove_leftovers()
@@ -124,7 +125,7 @@ def _attempt(
         recorder = _recorder(plan, folder, first_round, loggers)
         with closing(recorder), closing(loggers):
             loggers.start(config.model_dump(mode="json"))
-            push()  # records of rounds after the checkpoint are gone
+            push()  # records of rounds after the checkpoint were dropped
             on_start(folder.path, first_round, plan.num_rounds)
             reason = simulate(
                 server,
@@ -159,16 +160,16 @@ def _recorder(plan: Plan, folder: RunFolder, first_round: int, loggers: Loggers)
 
 
 def _write_beginning(plan: Plan, folder: RunFolder) -> None:
-    """Write the files that identify a run: the partition, the checksum of its weights, and config.yaml last."""
+    """Write the files that identify a run: the partition, the checksum of pretrained weights, and config.yaml last."""
     write_partition(folder, plan.manifest, plan.info)
     write_file(folder.weights, plan.weights_sha256.encode())
     folder.write_config(plan.config.model_dump(mode="json"))
 
 
 def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
-    """Store labels and report settings given for an existing run; return whether any changed.
+    """Store new labels and report settings in config.yaml of an existing run; return whether any changed.
 
-    They are for tables, and change no result.
+    Labels and report settings affect tables only, not results.
     """
     before = folder.read_config()
     now = plan.config.model_dump(mode="json")
@@ -183,7 +184,7 @@ def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
 def _shown(
     folder: RunFolder, on_start: Callable[[Path, int, int], None], on_summary: Callable[[Path, Settings], None]
 ) -> Settings:
-    """The summary of a run that is finished already."""
+    """Return the stored summary of a finished run."""
     with explained("summary.json is damaged", folder.path, "delete the folder and repeat the run", ValueError):
         summary = folder.read_json(folder.summary)
     on_start(folder.path, summary["rounds"], summary["rounds"])
@@ -219,10 +220,11 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
 def _checkpoint(
     plan: Plan, folder: RunFolder, store: CheckpointStore, where: str, step: Step, on_note: Tell
 ) -> Checkpoint | None:
-    """The checkpoint to resume from; a run with more rounds, or another `stop`, loses the marks of its end.
+    """Return the checkpoint to resume from, or None. A finished run that is extended loses its status and results.
 
     Raises:
-      RaysimError: the records of the rounds before it were changed.
+      RaysimError: records of rounds before the checkpoint were changed.
+      RunExists: the run is finished and has no checkpoint.
     """
     checkpoint, is_finished = store.latest(on_note), folder.status.name == "completed"
     if checkpoint is None and is_finished:
@@ -235,12 +237,12 @@ def _checkpoint(
         remedy = "restore the file, or delete the folder and repeat the run"
         raise RaysimError(f"run {folder.name!r} cannot be resumed: {damage}", where, remedy)
     if is_finished:
-        # First: a kill here must not leave a finished run of a configuration that it did not have.
+        # First, so that a kill after this line does not leave a finished run with a new configuration.
         folder.clear("COMPLETED")
     if step == "extend":
         folder.write_config(plan.config.model_dump(mode="json"))
     if is_finished:
-        for result in (folder.summary, folder.model):  # of the shorter run
+        for result in (folder.summary, folder.model):  # results of the shorter run
             result.unlink(missing_ok=True)
     return checkpoint
 
@@ -250,7 +252,7 @@ def _after_round(
 ) -> Callable[[RoundRecord], object]:
     """Return the callback of each round: reports notes, then calls `on_round`.
 
-    "stop" of `on_round` is an error where a method works after the last round and would be left out.
+    The callback raises RaysimError if `on_round` returns "stop" and a method would run a phase after the last round.
     """
     phase = next((method.name for method in plan.methods if method.is_phase), "")
 
@@ -280,10 +282,11 @@ def _file_errors_named(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _failure_marked(folder: RunFolder, name: str, *, goes_on: bool) -> Iterator[None]:
-    """FAILED with the message for what is a failure; a signal becomes Interrupted.
+    """Mark the run directory FAILED after an error in the block; a signal becomes Interrupted.
 
     Args:
-      name: see there. goes_on: whether a loss of the cluster is no failure yet.
+      name: see `Interrupted`.
+      goes_on: whether the run is repeated after ClusterLost, which is then not marked as a failure.
     """
     try:
         yield
@@ -297,7 +300,7 @@ def _failure_marked(folder: RunFolder, name: str, *, goes_on: bool) -> Iterator[
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         raise Interrupted(number, None, name) from error
     except BaseException as error:
-        with suppress(OSError):  # of a full disk; the first error says so
+        with suppress(OSError):  # the disk may be full, which the first error reports
             if not (goes_on and isinstance(error, ClusterLost)):
                 folder.mark("FAILED", masked(f"{error}\n\n{traceback.format_exc()}"))
         raise
@@ -306,7 +309,7 @@ def _failure_marked(folder: RunFolder, name: str, *, goes_on: bool) -> Iterator[
 def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> None:
     """Write partition.json, partition.csv with a row for each client and one for the validation set, and examples.csv.
 
-    The latter two are Parquet files where they are long, see `table_file`.
+    Long tables are written as Parquet files instead of CSV, see `table_file`.
     """
     write_file(folder.partition, manifest.to_json().encode())
     clients = partition_table(manifest.class_counts, info.groups, manifest.validation_counts)
@@ -316,9 +319,9 @@ def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> Non
 
 
 def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
-    """The state dict of the module as the next round would find it; see `trained_tensors`.
+    """Return the state dict of the global model after the last round; see `trained_tensors`.
 
-    LIVAR's merged model, of a higher rank than its adapters, is scored but not in here: these are the adapters sent.
+    LIVAR scores a merged model, of a higher rank than the adapters; the state dict has the adapters that are broadcast.
     """
     snapshot = server.snapshot()
     state, seed = unpack(snapshot.state), plan.config.seed
@@ -326,7 +329,7 @@ def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
 
 
 def hyperparameters(config: Config) -> Settings:
-    """The settings that comparisons are made by, flat, for TensorBoard's hyper-parameter view."""
+    """Return the settings that runs are compared by, with dotted keys, for TensorBoard's hyper-parameter view."""
     groups = {"seed", "rounds", "cohort", "time", "data", "partition", "model", "local", "labels"}
     flat = {"methods": methods_label(config.methods)} | flatten(config.model_dump(mode="json", include=groups))
     return {key: value for key, value in flat.items() if isinstance(value, str | int | float) and key != "data.root"}

@@ -1,1 +1,1 @@
-"""Pure numerics of a round: the local loop, the exact fold, evaluation. No Ray, no files, no configuration."""
+"""Numerics of a round: local training, the exact fold, evaluation. No Ray, no files, no configuration."""

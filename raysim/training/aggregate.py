@@ -1,9 +1,9 @@
 """The exact fold: a weighted sum of client updates whose bits do not depend on order or grouping.
 
-Every weighted contribution is rounded by itself, to float64 and then to a grid that all contributions to that leaf share; sums of
-numbers on one grid that stay below 2^53 grid steps are exact, so addition becomes associative (pre-rounding,
-Demmel and Nguyen 2013, "Fast Reproducible Floating-Point Summation"). The grid of a leaf is a power of two derived from
-the weights and from the largest absolute update of each client, so any partial sums, formed anywhere, merge by `+`.
+Every weighted contribution is rounded alone, to float64 and then to a grid shared by all contributions to the leaf.
+Sums of numbers on one grid that stay below 2^53 grid steps are exact, so addition becomes associative (pre-rounding,
+Demmel and Nguyen 2013, "Fast Reproducible Floating-Point Summation"). The grid step of a leaf is a power of two derived
+from the weights and the largest absolute update of each client, so partial sums of any trainers merge by `+`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from raysim.core.layout import Layout, Leaf
 from raysim.core.weights import RightMap, Weights
 
-#: Entries that are summed at once over all clients: two stretches in float64, 1 MiB, stay in a core's cache.
+#: Entries that are summed at a time over all clients: two stretches in float64 (1 MiB) fit in a core's cache.
 STRETCH = 2**16
 
 
 def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tensor:
     """Return a constant M per leaf; (x + M) - M rounds x to the leaf's grid.
 
-    With T >= sum_k |a_k u_k| the constant is 1.5 * 2^p, p = floor(log2 T) + 2: the grid is 2^(p-52) and every partial
-    sum stays below 2^53 grid steps, hence is exact. docs/design.md has the proof.
+    With T >= sum_k |a_k u_k| the constant is 1.5 * 2^p, p = floor(log2 T) + 2. The grid step is 2^(p-52), and every
+    partial sum stays below 2^53 grid steps, hence is exact. docs/design.md has the proof.
 
     Example, T = 0.5 * 3 + 0.5 * 5 = 4:
       >>> from torch import nn
@@ -36,11 +36,11 @@ def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tenso
       tensor([24.], dtype=torch.float64)
 
     Args:
-      weights: for K clients.
-      peaks: (K, num_leaves) float64, largest absolute update of each client and leaf; a vector that covers only the
-        parameters has fewer columns.
+      weights: weights of K clients.
+      peaks: (K, num_leaves) float64, largest absolute update of each client and leaf; for a vector of the parameters
+        only, there are no columns for buffers.
     Returns:
-      (num_leaves,) float64; 0 where nothing is added.
+      (num_leaves,) float64; 0 for leaves without weights or updates.
     Raises:
       ValueError: a peak or a weight is not finite.
     """
@@ -60,7 +60,7 @@ def rounding_constants(layout: Layout, weights: Weights, peaks: Tensor) -> Tenso
 def fold(
     layout: Layout, updates: Iterable[Tensor], weights: Weights, constants: Tensor, total: Tensor | None = None
 ) -> Tensor:
-    """Partial sum over some clients: sum_k a_k u_k on the shared grid.
+    """Return the partial sum over some clients: sum_k a_k u_k on the shared grid.
 
     Example, a sum whose float32 result depends on the order:
       >>> from torch import nn
@@ -80,8 +80,8 @@ def fold(
       (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
 
     Args:
-      updates: of k >= 1 clients, [size] float32 each, size = num_params or num_state; or one tensor (k, size).
-      weights: for these k clients, float64.
+      updates: updates of k >= 1 clients, [size] float32 each, size = num_params or num_state; or one tensor (k, size).
+      weights: float64 weights of the k clients.
       constants: from `rounding_constants` over *all* clients of the round.
       total: (size,) float64, a partial sum to add to in place; zeros if None.
     Returns:
@@ -92,7 +92,7 @@ def fold(
     if total is None:
         total = torch.zeros(size, dtype=torch.float64, device=device)
     leaves = [leaf for leaf in layout.leaves if leaf.end <= size]
-    columns: list[Tensor] = []  # (k, segments of the leaf): what repeats over contiguous stretches of the vector
+    columns: list[Tensor] = []  # (k, segments) per leaf; in a segment of the vector each client has a single weight
     lengths: list[int] = []
     grids: list[float] = []
     for leaf, constant in zip(leaves, constants.tolist(), strict=True):
@@ -116,7 +116,8 @@ def fold(
 def _fold_segments(total: Tensor, updates: Sequence[Tensor], table: Tensor, lengths: Tensor, grids: Tensor) -> None:
     """total += sum_k round(table[k, segment] * updates[k]); table: (k, segments), lengths and grids: (segments,)."""
     size, device, ends = len(total), total.device, torch.cumsum(lengths, 0)
-    # Neighbours with the same weights are one run: there a client's weight is a number, not a stretch. Mostly all are.
+    # Neighbouring segments with the same weights are one run, in which a client's weight is a scalar. Usually there is
+    # one run.
     is_new = (table[:, 1:] != table[:, :-1]).any(dim=0).cpu()
     runs = [0, *is_new.cumsum(0).tolist()]
     work = torch.empty(min(STRETCH, size), dtype=torch.float64, device=device)
@@ -134,19 +135,19 @@ def _fold_segments(total: Tensor, updates: Sequence[Tensor], table: Tensor, leng
         for update, own in zip(updates, table[:, first : last + 1], strict=True):
             weight = own[0] if runs[first] == runs[last] else own.repeat_interleave(covered)
             part.copy_(update[begin:end])
-            # One rounding to float64, one to the grid; both depend on this entry alone.
+            # One rounding to float64, one to the grid; both depend on the single entry only.
             into.add_(part.mul_(weight).add_(grid).sub_(grid))
 
 
 def _fold_maps(total: Tensor, leaf: Leaf, updates: Sequence[Tensor], weight: RightMap, constant: float) -> None:
-    """total += round(update_k @ map_k) for a leaf of shape (out, in)."""
+    """total += sum_k round(update_k @ map_k) for a leaf of shape (out, in)."""
     for update, matrix in zip(updates, weight.maps.to(total.device), strict=True):
         mapped = update[leaf.offset : leaf.end].view(leaf.shape).double() @ matrix
         total += mapped.add_(constant).sub_(constant).view(-1)
 
 
 def _segments(layout: Layout, leaf: Leaf, weight: Tensor) -> Tensor:
-    """(k, segments): the weights of one leaf over equal contiguous stretches of the vector."""
+    """Return (k, segments): the weights of a leaf, one for each of its equally long stretches of the vector."""
     num_clients = weight.shape[0]
     if weight.dim() == 1:
         return weight[:, None]
@@ -160,7 +161,7 @@ def _segments(layout: Layout, leaf: Leaf, weight: Tensor) -> Tensor:
 
 
 def _largest(weight: Tensor | RightMap) -> Tensor:
-    """(K,) float64: a bound on |a_k u_k| / max|u_k|."""
+    """Return (K,) float64: a bound on |a_k u_k| / max|u_k|."""
     if isinstance(weight, RightMap):
         return weight.maps.abs().sum(dim=1).amax(dim=1)
     return weight.abs().flatten(1).amax(dim=1) if weight.dim() > 1 else weight.abs()

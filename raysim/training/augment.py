@@ -1,6 +1,6 @@
-"""Augmentation of training batches: every image has draws of its own, made on the CPU from the client's generator.
+"""Augmentation of training batches: random numbers for every image, drawn on the CPU from the client's generator.
 
-Drawing is apart from applying, so that the result depends neither on the device nor on how batches are grouped.
+Drawing is separate from applying, so that the result depends neither on the device nor on the grouping of batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-#: Attempts at a box that fits, before the largest central one is taken (as torchvision does).
+#: Attempts to draw a box that fits; then the largest central box is used, as in torchvision.
 ATTEMPTS = 10
 
 
@@ -25,9 +25,9 @@ class Draws:
     """Random numbers for n images.
 
     Attributes:
-      is_flipped: (n,) bool, mirrored left to right after cropping.
-      offsets: (n, 2) int64 top and left of a crop in the padded image.
-      boxes: (n, 4) int64 top, left, height, width of a part to be resized; None: cropped by `offsets`.
+      is_flipped: (n,) bool, whether the image is mirrored left to right after cropping.
+      offsets: (n, 2) int64, top and left of a crop of the padded image.
+      boxes: (n, 4) int64, top, left, height, width of a box that is resized; None: images are cropped by `offsets`.
     """
 
     is_flipped: Tensor
@@ -45,14 +45,14 @@ class Draws:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random draws for each image: a crop of the padded image, or a resized part, and a flip.
+    """Random augmentation of each image: a crop of the padded image, or a resized box, and a flip.
 
     Attributes:
-      padding: pixels on each side before a random crop of the input's size: black ones or, with `reflects`, the image's own,
-        mirrored at its border.
-      flip: mirrored with probability one half.
-      scale: range of the part's share of the area, instead of a crop (Szegedy et al. 2015, as torchvision draws it).
-      ratio: range of the part's width / height, log-uniform.
+      padding: pixels added on each side before a random crop of the input's size.
+      reflects: whether the padding mirrors the image at its border; otherwise the padding is black.
+      flip: whether images are mirrored with probability one half.
+      scale: range of a box's share of the image's area (Szegedy et al. 2015, drawn as in torchvision); None: crops.
+      ratio: range of a box's width / height, log-uniform.
     """
 
     padding: int = 0
@@ -62,7 +62,7 @@ class Augmentation:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def draw(self, count: int, size: tuple[int, int], target: tuple[int, int], generator: torch.Generator) -> Draws:
-        """Draws for `count` images of a (height, width) that become inputs of the size `target`."""
+        """Return draws for `count` images of `size` (height, width), from which inputs of size `target` are made."""
         chance = torch.rand(count, generator=generator)
         is_flipped = chance < 0.5 if self.flip else torch.zeros(count, dtype=torch.bool)
         if self.scale is not None:
@@ -86,7 +86,7 @@ class Augmentation:
         return torch.where(fits.any(dim=1, keepdim=True), chosen, torch.tensor(self._central(height, width)))
 
     def _central(self, height: int, width: int) -> list[int]:
-        """The largest central box whose ratio is allowed."""
+        """Return the largest central box within the range of ratios."""
         tall = min(height, round(width / self.ratio[0]))
         wide = min(width, round(height * self.ratio[1]))
         return [(height - tall) // 2, (width - wide) // 2, tall, wide]
@@ -108,9 +108,10 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {
 def crop_and_flip(
     images: Tensor, draws: Draws, size: tuple[int, int], *, padding: int, reflects: bool = False
 ) -> Tensor:
-    """(B, H, W, C) -> (B, *size, C) of the same type: each image's own crop, mirrored where drawn.
+    """Crop each image at its offsets and mirror it if drawn: (B, H, W, C) -> (B, *size, C) of the same type.
 
-    Mirror images lie behind the images, so that a row of any crop is one stretch of memory: a gather by rows, not by pixels.
+    Mirrored copies are stored after the images, so that a row of any crop is contiguous in memory, and rows rather than
+    pixels are gathered.
     """
     (height, width), (count, channels) = size, (len(images), images.shape[3])
     if padding:
@@ -127,7 +128,7 @@ def crop_and_flip(
 
 
 def _mirrored_border(images: Tensor, padding: int) -> Tensor:
-    """(B, H, W, C) with a border of the image's own pixels, mirrored at its edge, which is not repeated."""
+    """Pad images (B, H, W, C) with their own pixels, mirrored at the edge; the edge is not repeated."""
     for axis in (1, 2):
         last = images.shape[axis] - 1 - padding
         before, after = images.narrow(axis, 1, padding), images.narrow(axis, last, padding)
@@ -138,7 +139,7 @@ def _mirrored_border(images: Tensor, padding: int) -> Tensor:
 def resized_crop(
     images: Tensor, draws: Draws, size: tuple[int, int], interpolation: Interpolation = "bilinear"
 ) -> Tensor:
-    """(B, H, W, C) -> (B, *size, C) float32: each image's own box, resized with antialiasing, mirrored where drawn.
+    """Resize each image's box with antialiasing and mirror it if drawn: (B, H, W, C) -> (B, *size, C) float32.
 
     Resampling is separable: one small matrix for the rows and one for the columns of each image.
     """
@@ -151,11 +152,11 @@ def resized_crop(
     x = torch.bmm(down, images.float().reshape(count, height, width * channels))
     x = x.reshape(count, size[0], width, channels).permute(0, 2, 1, 3).reshape(count, width, size[0] * channels)
     x = torch.bmm(across, x).reshape(count, size[1], size[0], channels).permute(0, 2, 1, 3)
-    return x.clamp(0, 255) if interpolation == "bicubic" else x  # it overshoots; Pillow's bytes cannot
+    return x.clamp(0, 255) if interpolation == "bicubic" else x  # bicubic overshoots; Pillow's bytes are clamped too
 
 
 def _resampling(start: Tensor, length: Tensor, stored: int, wanted: int, interpolation: Interpolation) -> Tensor:
-    """(B, wanted, stored) float32 weights of stored pixels: a kernel over the pixels of start..start+length."""
+    """Return (B, wanted, stored) float32 weights of stored pixels: a kernel over the pixels start..start+length."""
     step = (length.double() / wanted)[:, None, None]
     where = torch.arange(stored, device=start.device)
     out = torch.arange(wanted, device=start.device)
@@ -168,7 +169,7 @@ def _resampling(start: Tensor, length: Tensor, stored: int, wanted: int, interpo
 
 
 def _cubic(x: Tensor) -> Tensor:
-    """Keys' cubic convolution kernel at distances x >= 0, with a = -0.5, as Pillow has it; 0 from 2 on."""
+    """Return Keys' cubic convolution kernel at distances x >= 0 with a = -0.5, as in Pillow; 0 for x >= 2."""
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))

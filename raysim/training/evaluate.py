@@ -1,4 +1,4 @@
-"""Scores of a model on a slice of a set, example by example; slices join to the same scores, whoever computed them."""
+"""Scores of a model, example by example; joined slices have the same scores on any number of trainers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from raysim.training.model import BoundModel
 
 @dataclass(frozen=True)
 class Score:
-    """Results of examples in their order.
+    """Results of n scored examples, in order.
 
     Attributes:
-      columns: what the task keeps of each example, (n, ...) each, see `Task.measure`.
-      loss: summed over the examples.
-      logits: (n, ...) float32 where they were asked for, else None.
+      columns: name -> (n, ...) measurements of each example, see `Task.measure`.
+      loss: sum of the losses of the examples.
+      logits: (n, ...) float32 if requested, else None.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -41,7 +41,7 @@ class Score:
 
 
 def joined_slices(parts: list[Score]) -> Score:
-    """Concatenate the scores of consecutive slices; at least one slice."""
+    """Return the joined score of one or more consecutive slices."""
     logits = [part.logits for part in parts if part.logits is not None]
     return Score(
         {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
@@ -54,7 +54,7 @@ def joined_slices(parts: list[Score]) -> Score:
 def evaluate(
     model: BoundModel, examples: Examples, transform: Transform, *, batch_size: int = 256, keeps_logits: bool = False
 ) -> Score:
-    """Score of the model's current point, in eval mode, over all examples."""
+    """Return the score of the model's current state on all examples, in eval mode."""
     model.module.eval()
     losses, kept = [], []
     columns: dict[str, list[torch.Tensor]] = {}
@@ -74,7 +74,7 @@ def evaluate(
 
 @torch.no_grad()
 def features_of(model: BoundModel, examples: Examples, transform: Transform, *, batch_size: int) -> torch.Tensor:
-    """(n, width): the head's input at the model's current point, in eval mode.
+    """Return (n, width): the head's input at the model's current state, in eval mode.
 
     Raises:
       MethodError: no method declared that it needs features.

@@ -1,4 +1,4 @@
-"""From stored inputs to those of the model, on the device that trains."""
+"""Transformation of stored inputs into model inputs, on the training device."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 
-#: From stored inputs to those of the model.
+#: Transformation of stored inputs into model inputs.
 Transform: TypeAlias = "ArrayTransform | InputTransform"
 
-#: `normalise: standard` takes the mean and deviation of the set's own training rows.
+#: `normalise: standard` uses the mean and deviation of the set's training rows.
 STANDARD = "standard"
 
 
@@ -40,8 +40,10 @@ STANDARD = "standard"
 class Examples:
     """A set of examples on a device.
 
-    inputs: images as (n, height, width, channels) uint8, or float32 of that scale; others as stored; targets: see `Batch`.
-    shift: shift(images, generator), applied anew to the images of every training batch; None: what is stored stays.
+    Attributes:
+      inputs: images (n, height, width, channels), uint8 or float32 from 0 to 255; other inputs as stored.
+      targets: see `Batch`.
+      shift: shift(images, generator) -> images, applied to the images of every training batch; None: no shift.
     """
 
     inputs: Tensor
@@ -52,16 +54,16 @@ class Examples:
         return len(self.targets)
 
     def part(self, start: int, end: int) -> Examples:
-        """Examples start..end, without copying."""
+        """Return the examples start..end, without copying."""
         return Examples(self.inputs[start:end], self.targets[start:end])
 
 
 @dataclass(frozen=True)
 class ArrayTransform:
-    """Inputs that are no images: numbers as stored, or (x - mean) / deviation; tokens become int64.
+    """Transform of inputs that are not images: numbers become (x - mean) / std or stay as stored; tokens become int64.
 
     Attributes:
-      mean, std: for each entry of the last axis; empty: as stored.
+      mean, std: numbers for each entry of the last axis; empty: numbers stay as stored.
     """
 
     mean: tuple[float, ...] = ()
@@ -71,42 +73,42 @@ class ArrayTransform:
 
     @property
     def plain(self) -> ArrayTransform:
-        """The same inputs, not scaled."""
+        """Return the transform without scaling."""
         return ArrayTransform()
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """(B, ...) float32 or int32 -> (B, ...) float32 or int64."""
+        """Transform (B, ...) float32 or int32 to (B, ...) float32 or int64."""
         if not inputs.is_floating_point():
             return inputs.long()
         if not self.mean:
-            return inputs.clone()  # own: a model may work in place
+            return inputs.clone()  # a copy: a model may work in place
         mean, std = (constants(each, torch.float64, inputs.device) for each in (self.mean, self.std))
         return ((inputs.double() - mean) / std).float()
 
     def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
-        """Some of the inputs that `__call__` made. chosen: (B,) int64."""
+        """Select from inputs that `__call__` returned. chosen: (B,) int64."""
         return inputs.index_select(0, chosen)
 
     def entries(self, shape: Sequence[int]) -> int:
-        """Return the number of model inputs made from a stored input of the given shape."""
+        """Return the number of entries of the model input made from a stored input of a shape."""
         return math.prod(shape)
 
 
 @dataclass(frozen=True)
 class InputTransform:
-    """Pixels to floats: resize, crop, divide by 255, then (x - mean) / std per channel, each only if asked for.
+    """Transform of pixels to floats: optional resize and crop, division by 255, optional (x - mean) / std per channel.
 
-    FedVG's papers scale to [0, 1] and do nothing else, which is the default. With `channels_last` the result keeps the
-    stored order (height, width, channels) in memory, so no copy is needed for channels-last convolutions.
+    The default only scales to [0, 1], as FedVG's papers do. With `channels_last` the result keeps the stored order
+    (height, width, channels) in memory, so that channels-last convolutions need no copy.
 
     Attributes:
-      resize: (height, width), with antialiasing as Pillow does it, but without rounding to bytes; None: as stored.
-      crop: (height, width) after resizing: the centre, or what the augmentation draws; None: all.
-      channels: 3 repeats grey images; None: as stored.
-      augmentation: of training batches; None: training batches are made like all others.
-      interpolation: how images, and an augmentation's crops, are resized.
-      function: an augmentation of the user's own: function(images=, generator=) takes and returns one training batch,
-        (B, channels, height, width) float32 in [0, 1], resized and cropped, not yet normalised. Its draws come from the
+      resize: (height, width), with antialiasing as in Pillow, but without rounding to bytes; None: size as stored.
+      crop: (height, width) of a crop after resizing, central or drawn by the augmentation; None: no crop.
+      channels: 3 repeats the channel of grey images; None: as stored.
+      augmentation: augmentation of training batches; None: none.
+      interpolation: interpolation for resized images, and for an augmentation's resized boxes.
+      function: the user's augmentation: function(images=, generator=) gets and returns a training batch, (B, channels,
+        height, width) float32 in [0, 1], resized and cropped, not yet normalised. Random numbers come from the
         generator, or from the global stream, which is seeded for each client and round.
     """
 
@@ -121,20 +123,20 @@ class InputTransform:
     function: Callable[..., object] | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """(B, height, width, channels) uint8 -> (B, channels, height, width) float32; never augments."""
+        """Transform (B, height, width, channels) uint8 to (B, channels, height, width) float32; never augments."""
         return self._finish(self._central(inputs))
 
     def rows(self, inputs: Tensor, chosen: Tensor) -> Tensor:
-        """Some of the inputs that `__call__` made, in the same memory order. chosen: (B,) int64."""
+        """Select from inputs that `__call__` returned, in the same memory order. chosen: (B,) int64."""
         if not self.channels_last:
             return inputs.index_select(0, chosen)
         return inputs.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
 
     def by_function(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """As `__call__`, with the user's own augmentation.
+        """Transform as `__call__` does, with the user's augmentation.
 
         Raises:
-          OwnCodeError: it fails, or returns something else than such a batch.
+          OwnCodeError: the function returns a batch of another shape or type.
         """
         assert self.function is not None
         x = self._to_unit(self._central(images))
@@ -151,12 +153,12 @@ class InputTransform:
 
     @property
     def plain(self) -> InputTransform:
-        """The whole image at the input's size, in [0, 1]: neither normalised nor cropped."""
+        """Return the transform to whole images of the input's size, in [0, 1]: neither normalised nor cropped."""
         size = self.crop or self.resize
         return replace(self, mean=(), std=(), resize=size, crop=None, augmentation=None, function=None)
 
     def augmented(self, images: Tensor, draws: Draws) -> Tensor:
-        """As `__call__`, with the augmentation that was drawn for each of the B images."""
+        """Transform as `__call__` does, with the augmentation drawn for each of the B images."""
         assert self.augmentation is not None
         target = self.output_size(images.shape[1], images.shape[2])
         if draws.boxes is not None:
@@ -169,17 +171,17 @@ class InputTransform:
         return self._finish(images)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of the inputs made of images of this size."""
+        """Return (height, width) of the model inputs made from stored images of a size."""
         return self.crop or self.resize or (height, width)
 
     def entries(self, shape: Sequence[int]) -> int:
-        """Numbers of an input that is made of a stored image (height, width, channels)."""
+        """Return the number of entries of the model input made from a stored image (height, width, channels)."""
         height, width, channels = shape
         rows, columns = self.output_size(height, width)
         return rows * columns * (self.channels or channels)
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
-        """The random numbers for `count` stored images of this size."""
+        """Draw the random numbers for `count` stored images of a size."""
         assert self.augmentation is not None
         target = self.output_size(height, width)
         before = (height, width) if self.augmentation.scale or self.resize is None else self.resize
@@ -190,19 +192,19 @@ class InputTransform:
 
     def _to_unit(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        # A copy: images that `data.shift` has made are float32 already, and what follows works in place.
+        # A copy: images from `data.shift` are float32 already, and the next operations work in place.
         x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=layout, copy=True).div_(255.0)
         if self.channels is not None and x.shape[1] < self.channels:
             x = x.expand(-1, self.channels, -1, -1).contiguous(memory_format=layout)
         return x
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """(x - mean) / std, in place."""
+        """Return (x - mean) / std, computed in place."""
         if not self.mean:
             return x
         numbers = [constants(each, torch.float32, x.device).expand(x.shape[1]) for each in (self.mean, self.std)]
         if self.channels_last and x.is_contiguous(memory_format=torch.channels_last):
-            # The numbers of a whole row of pixels: those of one pixel are too few for vector instructions.
+            # Numbers for a whole row of pixels: the channels of one pixel are too few for vector instructions.
             mean, std = (each.repeat(x.shape[3]) for each in numbers)
             x.permute(0, 2, 3, 1).flatten(2).sub_(mean).div_(std)
         else:
@@ -212,13 +214,13 @@ class InputTransform:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on the device; the host goes on while its pinned memory is copied."""
+    """Return the tensor on the device; the copy from pinned memory is asynchronous."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 @cache
 def constants(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers on a device, copied there once; never written to."""
+    """Return numbers as a tensor on a device. The tensor is cached: never write to it."""
     return torch.tensor(numbers, dtype=dtype).to(device)
 
 
@@ -226,9 +228,9 @@ def same_form(result: object, given: Tensor, kind: str, function: Callable[..., 
     """Return the images made by a user's function, after a check of shape and type.
 
     Args:
-      kind: what the function is, for the message.
+      kind: name of the kind of function, for the message.
     Raises:
-      OwnCodeError: it returned something else.
+      OwnCodeError: the result has another shape or type than the given images.
     """
     if isinstance(result, Tensor) and result.shape == given.shape and result.dtype == given.dtype:
         return result
@@ -238,16 +240,16 @@ def same_form(result: object, given: Tensor, kind: str, function: Callable[..., 
 
 
 def resized(images: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> Tensor:
-    """(B, h, w, C) -> (B, *size, C) float32 in the same units; as they are where they have that size already."""
+    """Resize (B, h, w, C) to (B, *size, C) float32 in the same units; images of this size are returned unchanged."""
     if images.shape[1:3] == size:
         return images
     x = images.permute(0, 3, 1, 2).float()
     x = F.interpolate(x, size=size, mode=interpolation, antialias=True, align_corners=False).permute(0, 2, 3, 1)
-    return x.clamp(0, 255) if interpolation == "bicubic" else x  # it overshoots; Pillow's bytes cannot
+    return x.clamp(0, 255) if interpolation == "bicubic" else x  # bicubic overshoots; Pillow's bytes are clamped too
 
 
 def passes(examples: Examples, transform: Transform, batch_size: int) -> Iterator[Batch]:
-    """One pass in stored order, see `bounds_of`."""
+    """Return the batches of one pass in stored order, see `bounds_of`."""
     for start, end in bounds_of(len(examples), batch_size):
         yield Batch(transform(examples.inputs[start:end]), examples.targets[start:end])
 
@@ -259,4 +261,4 @@ def bounds_of(count: int, size: int) -> list[tuple[int, int]]:
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()
-    return list(zip(starts, [*starts[1:], count], strict=False))  # of nothing there are no parts
+    return list(zip(starts, [*starts[1:], count], strict=False))  # without examples the lists have lengths 0 and 1

@@ -1,4 +1,4 @@
-"""The local loop of every method."""
+"""Local training: settings, batches and optimiser steps, the same for all methods."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from raysim.core.seeding import derive_seed, torch_generator
 from raysim.training.inputs import Examples, InputTransform, Transform, sent
 from raysim.training.model import BoundModel
 
-#: Floats that are gathered at once for the coming batches: 1 MiB.
+#: Floats that are gathered at once for the next batches: 1 MiB.
 GATHER_ENTRIES = 2**18
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Local work of a round.
+    """Settings of local training.
 
     Attributes:
       lr: client learning rate in round 0.
-      epochs: passes over the local data, may be fractional; ignored if `steps` is given.
-      steps: optimiser steps (0: none, a phase that only reports).
-      max_grad_norm: the gradient, with every method's terms, is scaled down to this L2 norm before the optimiser.
-      optimizer: "sgd" or "adamw"; its state is fresh in every round.
-      precision: of forward and backward passes, see `BoundModel`.
-      compile: the passes of local steps are compiled, see `training.model.compiled`; False: they are not.
-      stack: "auto": clients of tiny dense networks are trained several at once, see `training.stacked`; "off": never.
-      schedule: of the learning rate over the rounds t of T = num_rounds: "constant", "exponential": lr * lr_decay^t, or
-        "cosine": lr * (1 + cos(pi t / T)) / 2, which would be 0 after the last round.
+      epochs: passes over the local data, may be fractional; has no effect if `steps` is given.
+      steps: optimiser steps; 0: no steps, clients only report; None: `epochs` applies.
+      optimizer: "sgd" or "adamw"; its state is reset in every round.
+      max_grad_norm: L2 norm to which a larger gradient, with every method's terms, is scaled down; None: no limit.
+      precision: precision of forward and backward passes, see `BoundModel`.
+      compile: whether, or by which backend, the passes of local steps are compiled, see `training.model.compiled`.
+      stack: "auto": clients of tiny dense networks are trained several at a time, see `training.stacked`; "off": never.
+      schedule: learning rate in round t of T = num_rounds. "constant": lr; "exponential": lr * lr_decay^t; "cosine":
+        lr * (1 + cos(pi t / T)) / 2, which is above 0 in all rounds t < T.
     """
 
     lr: float
@@ -60,28 +60,28 @@ class LocalSettings:
 
     @property
     def is_bare_descent(self) -> bool:
-        """Whether a step is params -= lr * gradient and nothing else."""
+        """Return whether a step is exactly params -= lr * gradient."""
         return self.optimizer == "sgd" and not (self.momentum or self.weight_decay) and self.max_grad_norm is None
 
 
 def needs_two_examples(module: nn.Module) -> bool:
-    """Whether batches of one example are skipped, since BatchNorm has no variance there."""
+    """Return whether a module has BatchNorm, which has no variance on a single example: such batches are skipped."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def batch_bounds(num_examples: int, batch_size: int, *, skip_single: bool) -> list[tuple[int, int]]:
-    """Return (start, end) of each batch of an epoch. A short last batch is kept, a single example only without
-    BatchNorm.
+    """Return (start, end) of each batch of an epoch. A short last batch is kept; `skip_single` skips a batch of one
+    example.
     """
     bounds = [(s, min(num_examples, s + batch_size)) for s in range(0, num_examples, batch_size)]
     return [(s, e) for s, e in bounds if e - s > 1] if skip_single else bounds
 
 
 def num_local_steps(num_examples: int, settings: LocalSettings, *, skip_single: bool, share: float = 1.0) -> int:
-    """Optimiser steps a client will take: known beforehand from sizes alone, so that work can be planned.
+    """Return the number of optimiser steps of a client, computed from sizes only, so that work can be planned.
 
     Args:
-      share: of the work, in (0, 1]: less than one for stragglers, who do at least one step.
+      share: share of the work, in (0, 1]; below 1 for stragglers, which take at least one step.
     """
     per_epoch = len(batch_bounds(num_examples, settings.batch_size, skip_single=skip_single))
     if per_epoch == 0:
@@ -100,12 +100,12 @@ def training_batches(
     generator: torch.Generator,
     skip_single: bool,
 ) -> Iterator[Batch]:
-    """`num_steps` batches, each epoch in a fresh order; gathered and transformed on the examples' device.
+    """Yield `num_steps` batches, each epoch in a new order, gathered and transformed on the examples' device.
 
-    Several batches are gathered at once, as many as stay in a cache, and handed out as slices: for small images the
-    calls cost more than the copying. Images that stay in it all together and are due again become floats once. An epoch's
-    augmentation is drawn at once, so that it does not depend on that, and from a stream of its own, so that batches hold
-    the same examples with and without it.
+    For speed, as many batches as fit into a cache are gathered at once and yielded as slices. Examples that fit into
+    the cache together and are used more than once are transformed only once, unless they are augmented. The
+    augmentation of an epoch is drawn at once, so that it does not depend on this grouping, and from a separate stream,
+    so that batches have the same examples with and without augmentation.
     """
     bounds = batch_bounds(len(examples), settings.batch_size, skip_single=skip_single)
     shape, device = examples.inputs.shape[1:], examples.targets.device
@@ -131,7 +131,7 @@ def training_batches(
             if own is not None and examples.shift is not None:
                 stored = examples.shift(stored, own)
             if own is not None and isinstance(transform, InputTransform) and transform.function is not None:
-                # Batch by batch, so that what the function draws does not depend on how many are gathered at once.
+                # Batch by batch, so that the function's draws do not depend on how many batches are gathered at once.
                 for start, end in part:
                     batch = slice(start - base, end - base)
                     yield Batch(transform.by_function(stored[batch], own), targets[batch])
@@ -146,7 +146,7 @@ def training_batches(
 
 
 def optimizer_step(params: Tensor, settings: LocalSettings, lr: float) -> Callable[[Tensor], None]:
-    """A step function: step(grad) updates `params` [num_params] in place and may overwrite `grad`."""
+    """Return a function step(grad) that updates `params` [num_params] in place and may overwrite `grad`."""
     if settings.optimizer == "adamw":
         optimizer = torch.optim.AdamW([params], lr=lr, weight_decay=settings.weight_decay)
 
@@ -160,7 +160,7 @@ def optimizer_step(params: Tensor, settings: LocalSettings, lr: float) -> Callab
     buffer: Tensor | None = None
 
     def sgd(grad: Tensor) -> None:
-        # The order of torch.optim.SGD: weight decay, momentum, step; equal to it bit for bit.
+        # Weight decay, momentum, step: the order and the bits of torch.optim.SGD.
         nonlocal buffer
         if settings.weight_decay:
             grad = grad.add_(params, alpha=settings.weight_decay)
@@ -174,7 +174,7 @@ def optimizer_step(params: Tensor, settings: LocalSettings, lr: float) -> Callab
 def local_step(
     model: BoundModel, loss: LossFn, gradient: GradFn | None, settings: LocalSettings, lr: float
 ) -> Callable[[Batch], None]:
-    """step(batch): one optimiser step of the model."""
+    """Return a function step(batch) that takes one optimiser step of the model."""
     limit = settings.max_grad_norm
     if gradient is None and settings.is_bare_descent:
         return lambda batch: model.descend(loss, batch, lr)
@@ -203,13 +203,13 @@ def train_locally(
     generator: torch.Generator,
     share: float = 1.0,
 ) -> tuple[int, float]:
-    """Run the local steps of one client on the model's current point.
+    """Run the local steps of one client from the model's current state.
 
     Args:
-      loss: with every method's `loss` applied.
-      gradient: gradient(params, batch) -> [num_params], with every method's `grads` applied; None if there is none.
+      loss: loss(outputs, batch), with every method's `loss` applied.
+      gradient: gradient(params, batch) -> [num_params], with every method's `grads` applied; None if no method has one.
       generator: draws the batch order, and seeds the augmentation's draws.
-      share: of the work, see `num_local_steps`.
+      share: share of the work, see `num_local_steps`.
     Returns:
       (steps taken, mean loss over the steps; NaN without a step).
     """

@@ -1,6 +1,6 @@
-"""Metrics of a scored set, from what the model made of each example: pure functions of integers and of fixed floats.
+"""Metrics of a scored set: pure functions of the measurements of each example.
 
-Those of a `Score` without logits are always there; `METRICS` need every logit and are computed where a run asks for them.
+Metrics in `METRICS` need all logits and are computed only if a run requests them; other metrics are always computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
-    """(classes, classes) int64: examples by true class (row) and predicted class (column)."""
+    """Return (classes, classes) int64: number of examples by true class (row) and predicted class (column)."""
     cells = labels.astype(np.int64) * num_classes + predictions
     return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
 
@@ -25,8 +25,8 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> 
 def class_scores(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> tuple[float, float]:
     """Return balanced accuracy and macro F1, as scikit-learn defines them.
 
-    Balanced accuracy is the mean recall over classes with an example; macro F1 is the mean F1 over classes with an example or
-    a prediction. Time and memory grow with the number of classes, not with its square as for `confusion`.
+    Balanced accuracy is the mean recall over classes with an example; macro F1 is the mean F1 over classes with an
+    example or a prediction. Time and memory grow linearly with the number of classes, unlike for `confusion`.
 
     Args:
       labels, predictions: (n,) integers from 0 to num_classes - 1.
@@ -42,16 +42,17 @@ def class_scores(labels: np.ndarray, predictions: np.ndarray, num_classes: int) 
 
 
 def calibration_error(confidences: np.ndarray, hits: np.ndarray) -> float:
-    """Expected calibration error: |accuracy - mean confidence| of a bin, weighed by its share of the examples.
+    """Return the expected calibration error: mean |accuracy - mean confidence| of bins, weighted by their examples.
 
     Guo et al. 2017 (arXiv:1706.04599), eq. 3, with `BINS` bins of equal width.
 
     Args:
-      confidences: (n,) in [0, 1], probability of the predicted class; hits: (n,) bool, whether it is the true one.
+      confidences: (n,) in [0, 1], probability of the predicted class.
+      hits: (n,) bool, whether the predicted class is the true class.
     """
     if not len(hits):
         return float("nan")
-    # (a, b], as in the paper; a confidence of 0 (not finite logits) counts to the first bin.
+    # Bins are (a, b], as in the paper; a confidence of 0 (non-finite logits) belongs to the first bin.
     edges = np.linspace(0, 1, BINS + 1)
     bins = np.clip(np.searchsorted(edges, confidences, side="left") - 1, 0, BINS - 1)
     right = np.bincount(bins, weights=hits, minlength=BINS)
@@ -60,10 +61,10 @@ def calibration_error(confidences: np.ndarray, hits: np.ndarray) -> float:
 
 
 def auroc(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Area under the receiver operating characteristic, one class against the rest, mean over the classes.
+    """Return the area under the receiver operating characteristic, one class against the rest, mean over the classes.
 
-    As MedMNIST's evaluator and scikit-learn's `multi_class="ovr"`: by the softmax, ties count half. Classes that no
-    example, or every example, belongs to are left out; NaN where none is left or a logit is not finite.
+    As in MedMNIST's evaluator and scikit-learn's `multi_class="ovr"`: from the softmax, ties count half. Classes with
+    no example or with all examples are left out. NaN if no class is left or a logit is not finite.
     """
     from scipy.stats import rankdata
 
@@ -88,10 +89,13 @@ METRICS: dict[str, Metric] = {"auroc": auroc}
 def cell_means(
     values: np.ndarray, labels: np.ndarray, domains: np.ndarray | None, shape: tuple[int, int]
 ) -> np.ndarray:
-    """(domains, classes) float64: mean value of the examples of each domain and class, NaN where there is none.
+    """Return (domains, classes) float64: mean value of the examples of each domain and class; NaN without examples.
 
     Args:
-      values: (n,), such as hits; labels: (n,); domains: (n,), None for a set without domains, whose `shape` is (1, classes).
+      values: (n,), such as hits.
+      labels: (n,), class of each example.
+      domains: (n,), domain of each example; None for a set without domains.
+      shape: (domains, classes); (1, classes) for a set without domains.
     """
     cells = labels if domains is None else domains * shape[1] + labels
     return group_means(cells, values, shape[0] * shape[1]).reshape(shape)
@@ -105,13 +109,14 @@ def group_means(groups: np.ndarray, values: np.ndarray, num_groups: int) -> np.n
 
 
 def expected_means(counts: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(N,) float64: mean to be expected on each client's own mix of domains and classes.
+    """Return (N,) float64: the mean of `table`, weighted by each client's number of examples by domain and class.
 
     Args:
-      counts: (N, domains, classes) examples of the clients; table: (domains, classes) or (N, domains, classes), means,
-        NaN where unknown: what a client has there does not count. NaN for a client of which nothing is known.
+      counts: (N, domains, classes), numbers of examples of the clients.
+      table: (domains, classes) or (N, domains, classes), means; NaN entries are left out. The result is NaN for clients
+        without an example in the remaining entries.
     """
-    # In one pass each, without an array of the population's size in between: a million clients take 30 ms.
+    # In one pass each, without a temporary array of the population's size: a million clients take 30 ms.
     total, right = (
         np.einsum("...dc,...dc->...", counts, values)
         for values in ((~np.isnan(table)).astype(float), np.nan_to_num(table))
@@ -120,5 +125,5 @@ def expected_means(counts: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def client_means(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """(N,) float64: mean value of each client's own test examples, which lie client after client; NaN without any."""
+    """Return (N,) float64: mean value of each client's examples, which are sorted by client; NaN without examples."""
     return group_means(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))

@@ -15,7 +15,7 @@ from raysim.training.tasks import CLASSES, Task
 
 
 def state_of(module: nn.Module, layout: Layout) -> Tensor:
-    """[num_state]: a module's parameters and buffers as they lie in the layout."""
+    """Return [num_state]: a module's parameters and buffers in the order of the layout."""
     values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return torch.cat([layout.pack(leaf, values[leaf.name].detach()) for leaf in layout.leaves])
 
@@ -23,14 +23,16 @@ def state_of(module: nn.Module, layout: Layout) -> Tensor:
 class BoundModel:
     """A module bound to `state` [num_state] = [params | buffers] and `grad` [num_params].
 
-    Loading a client's starting point, stepping it and taking its update are then one vector operation each. The module
-    is built once per trainer and lives as long as it. `loss` holds the last training loss (scalar, detached).
+    Loading a client's starting point, taking a step and computing the update are then one vector operation each. The
+    module is built once per trainer. The attribute `loss` holds the last training loss (scalar, detached).
 
     Args:
-      task: whose loss the validation set is measured by; `criterion` is its mean over a batch.
-      precision: of forward and backward passes: "float32", or "bfloat16" (autocast). Parameters, gradients, losses and
-        what hooks get (logits, features) are float32 in both.
-      backend, batch_size: see `compiled`; the passes of local steps are compiled, all others are not. False: none is.
+      head: path of the classifier layer.
+      features: whether forward passes return the input of the head.
+      precision: precision of forward and backward passes: "float32", or "bfloat16" (autocast). Parameters, gradients,
+        losses, and the logits and features for hooks are float32 in both cases.
+      task: its loss is measured on the validation set; the attribute `criterion` is the mean loss of a batch.
+      backend, batch_size: see `compiled`; only the passes of local steps are compiled. backend False: no compilation.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class BoundModel:
         if features:
             self.module.get_submodule(head).register_forward_pre_hook(self._keep_features)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
-        #: Whether an example's output in train mode depends on its batch: by BatchNorm, or by what dropout draws.
+        #: Whether an example's output in train mode depends on its batch: by BatchNorm, or by the draws of dropout.
         self.depends_on_batches = self.has_batch_norm or any(map(_drops, self.module.modules()))
 
     def _bind(self) -> None:
@@ -99,14 +101,14 @@ class BoundModel:
             buffer.fill_((counters or {}).get(name, 0))
 
     def counts(self) -> dict[str, int]:
-        """Return the integer counters, read from the device at once."""
+        """Return the integer counters, copied from the device at once."""
         if not self.counters:
             return {}
         return dict(zip(self.counters, torch.stack([*self.counters.values()]).long().tolist(), strict=True))
 
     @contextmanager
     def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Run the module with replaced parameters of any compatible shape."""
+        """Run the module in the block with replaced parameters, of any shape with which the module can run."""
         parameters = {name: self.module.get_parameter(name) for name in tensors}
         kept = {name: (parameter.data, parameter.grad) for name, parameter in parameters.items()}
         try:
@@ -119,7 +121,7 @@ class BoundModel:
                 parameter.data, parameter.grad = kept[name]
 
     def forward(self, inputs: Tensor) -> Outputs:
-        """One forward pass at the current point, in the module's current mode."""
+        """Return the outputs at the current state, in the module's current mode."""
         return self._outputs(self.module, inputs)
 
     def _outputs(self, module: Callable[[Tensor], Tensor], inputs: Tensor) -> Outputs:
@@ -133,11 +135,11 @@ class BoundModel:
         return Outputs(logits, features)
 
     def gradient_function(self, loss: LossFn) -> GradFn:
-        """The innermost gradient function of a local loop.
+        """Return gradient(params, batch) of a loss, the gradient function before any `grads` hook.
 
-        Called with `self.params` it differentiates in place and returns `self.grad`, which the caller may modify until
-        its next call; the forward pass moves buffers, as in any training step. Called with another point it evaluates
-        there and puts parameters and buffers back: BatchNorm's statistics are those of the path that is trained.
+        With `params` = `self.params`, the function returns `self.grad`, which the caller may modify until the next
+        call, and the forward pass updates buffers, as in any training step. With another point, parameters and buffers
+        are restored afterwards, so that BatchNorm's statistics come from the training steps only.
         """
 
         def gradient(params: Tensor, batch: Batch) -> Tensor:
@@ -152,13 +154,13 @@ class BoundModel:
         return gradient
 
     def descend(self, loss: LossFn, batch: Batch, lr: float) -> None:
-        """Take a plain SGD step, params -= lr * gradient, bypassing `self.grad`; the bits are the same."""
+        """Take an SGD step params -= lr * gradient without writing `self.grad`; the bits are the same as with it."""
         grads = self._differentiate(loss, batch)
         with torch.no_grad():
             torch._foreach_add_(self._parameters, grads, alpha=-lr)
 
     def _differentiate(self, loss: LossFn, batch: Batch) -> list[Tensor]:
-        """The gradient of each trained parameter, as autograd made it: handed over, not added into a zeroed vector."""
+        """Return the gradient of each trained parameter in autograd's own tensors, without a copy into `self.grad`."""
         value = loss(self._outputs(self._step_forward, batch.inputs), batch)
         for parameter in self._parameters:
             parameter.grad = None
@@ -166,15 +168,15 @@ class BoundModel:
         self.loss = value.detach()
         grads = []
         for parameter, view in zip(self._parameters, self._grad_views, strict=True):
-            # A parameter that took no part in the loss has none.
+            # A parameter that the loss does not depend on has no gradient.
             grads.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = view
         return grads
 
     def gradient(self, loss: LossFn, point: Tensor, batch: Batch, *, moves_buffers: bool = False) -> Tensor:
-        """[num_params]: gradient of one batch's loss at a point; parameters and gradients stay as they are.
+        """Return [num_params]: gradient of a batch's loss at a point; parameters and `self.grad` are restored.
 
-        Buffers too, unless `moves_buffers`: then this forward pass counts as the training step's.
+        Buffers are restored as well, unless `moves_buffers`: the forward pass then updates buffers as a training step.
         """
         with self.at(point), self._gradient_kept():
             grad = self.gradient_function(loss)(self.params, batch).clone()
@@ -186,10 +188,10 @@ class BoundModel:
         return grad
 
     def mean_gradient(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> Tensor:
-        """[num_params]: gradient of the mean loss over all batches at the current point.
+        """Return [num_params]: gradient of the mean loss over all batches at the current state.
 
-        FedVG, section 3 (validation gradient): accumulated over mini-batches of any size. The model is left as found:
-        buffers, counters, mode and the random streams of training.
+        FedVG, section 3 (validation gradient): accumulated over mini-batches of any size. Buffers, counters, mode and
+        the random streams of training are restored.
         """
         with self.aside(self.state, train=train, seed=seed):
             self.grad.zero_()
@@ -200,7 +202,7 @@ class BoundModel:
 
     @torch.no_grad()
     def mean_loss(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> float:
-        """Mean loss over all batches at the current point; see `mean_gradient`."""
+        """Return the mean loss over all batches at the current state; see `mean_gradient`."""
         with self.aside(self.state, train=train, seed=seed):
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             for batch in batches:
@@ -209,16 +211,16 @@ class BoundModel:
 
     @contextmanager
     def aside(self, point: Tensor, *, train: bool, seed: int) -> Iterator[None]:
-        """Stand at a point in a mode, with separate random draws (dropout); everything is restored afterwards."""
+        """Move the model to a point in a mode, with separate random draws (dropout); restore all after the block."""
         with self.at(point, train=train), self._gradient_kept(), streams_kept(self.device):
             seed_global_stream(seed, self.device)
             yield
 
     @torch.no_grad()
     def apply(self, point: Tensor, inputs: Tensor) -> Outputs:
-        """Outputs at a point, in eval mode, without gradients; buffers of `point` are used if it is [num_state].
+        """Return the outputs at a point, in eval mode, without gradients; a point [num_state] includes the buffers.
 
-        Nothing of the model is written, so a `loss` hook may ask for it between the forward and the backward pass.
+        The model's tensors are not written, so a `loss` hook may call this between the forward and the backward pass.
         """
         values = {**self.layout.views(self.state), **self.layout.views(point)}
         mode = self.module.training
@@ -230,7 +232,7 @@ class BoundModel:
 
     @contextmanager
     def at(self, point: Tensor, *, train: bool | None = None) -> Iterator[None]:
-        """Temporarily stand at another point (and in another mode); everything is put back afterwards."""
+        """Move the model to another point, and optionally another mode; restore everything after the block."""
         kept, mode = self.state.clone(), self.module.training
         counters = {name: buffer.clone() for name, buffer in self.counters.items()}
         if point.data_ptr() != self.state.data_ptr():
@@ -247,7 +249,7 @@ class BoundModel:
 
     @contextmanager
     def _gradient_kept(self) -> Iterator[None]:
-        """A `grads` hook may ask for another gradient while it holds `self.grad`."""
+        """Restore `self.grad` and `self.loss`: a `grads` hook may compute another gradient while using `self.grad`."""
         grad, loss = self.grad.clone(), self.loss
         try:
             yield
@@ -257,7 +259,7 @@ class BoundModel:
 
     @contextmanager
     def overridden(self, ops: Mapping[str, LayerOp]) -> Iterator[None]:
-        """Run layers through other operations (the `forward` hook) inside the block only."""
+        """Replace the operations of layers (the `forward` hook) in the block."""
         layers = {name: self.module.get_submodule(name) for name in ops}
         for name, layer in layers.items():
             layer.forward = _bound(ops[name], layer)
@@ -271,13 +273,13 @@ class BoundModel:
 def compiled(
     module: nn.Module, backend: bool | str, batch_size: int, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
-    """Return forward(inputs): a module compiled for batches of one size; a batch of another size runs uncompiled.
+    """Return forward(inputs): a module compiled for batches of one size; batches of other sizes run uncompiled.
 
-    A graph for several sizes would depend on the sizes that the process has seen before, and the bits with it.
+    A graph for several sizes, and the bits of its results, would depend on earlier batch sizes in the process.
 
     Args:
-      backend: of `torch.compile`; True: inductor, on CUDA with CUDA graphs.
-      batch_size: B, examples of a compiled batch.
+      backend: backend of `torch.compile`; True: inductor, on CUDA with CUDA graphs.
+      batch_size: B, number of examples of a compiled batch.
     Returns:
       forward: (B, ...) inputs of the module -> its outputs, (B, num_outputs) for a classifier.
     """
@@ -286,12 +288,12 @@ def compiled(
         outputs: Tensor = module(inputs)
         return outputs
 
-    # PyTorch counts recompilations by code object, and compiles nothing more after eight: each model has a count of its own.
+    # PyTorch counts recompilations by code object and compiles at most eight: a copy gives each model its own count.
     forward.__code__ = forward.__code__.replace()
     if backend is True:
         from torch._inductor import list_options
 
-        # Kernels that are chosen by timing round differently from run to run; older versions of PyTorch have no such option.
+        # Kernels chosen by timing round differently from run to run; older PyTorch has no option "deterministic".
         wanted, offered = {"triton.cudagraphs": device.type == "cuda", "deterministic": True}, list_options()
         graph = torch.compile(
             forward, options={name: wanted[name] for name in wanted if name in offered}, dynamic=False
@@ -314,7 +316,7 @@ def align(layer: nn.Module) -> None:
     views: list[tuple[dict[str, Tensor], str, Tensor]] = []
 
     def before(layer: nn.Module, inputs: object) -> None:
-        if torch.compiler.is_compiling():  # compiled kernels align for themselves
+        if torch.compiler.is_compiling():  # compiled kernels handle alignment
             return
         for group in (layer._parameters, layer._buffers):
             tensors = cast("dict[str, Tensor]", group)
@@ -346,14 +348,14 @@ def seed_global_stream(seed: int, device: torch.device) -> None:
 
 
 def streams_kept(device: torch.device) -> AbstractContextManager[None]:
-    """The streams that dropout draws from, of the CPU and of the device, are put back at the end of the block."""
+    """Restore the random streams of the CPU and of the device, from which dropout draws, at the end of the block."""
     if device.type == "cpu":
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether a module drops at random: dropout (p), timm's drop path (drop_prob), attention (dropout)."""
+    """Return whether a module drops at random: dropout (p), timm's drop path (drop_prob), attention (dropout)."""
     rates = [getattr(module, name, 0) for name in ("p", "drop_prob", "dropout")]
     return any(isinstance(rate, float | int) and rate > 0 for rate in rates)
 

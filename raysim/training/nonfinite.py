@@ -12,7 +12,7 @@ from raysim.core.method import Batch, ClientView
 from raysim.core.stack import ClientStep, Stack
 from raysim.training.model import BoundModel
 
-#: What may be not finite, in the order in which a local step makes it, and how to mend it.
+#: Part of a local step that may be non-finite, in the order of computation -> remedy.
 REMEDIES = {
     "inputs": "look at the augmentation, or at the images",
     "loss": "look at the model, at the size of the inputs, and at the losses of the methods",
@@ -24,12 +24,12 @@ REMEDIES = {
 def first_nonfinite(
     model: BoundModel, stack: Stack, views: Mapping[str, ClientView], steps: Callable[[ClientStep], object]
 ) -> str:
-    """Where a client's numbers are first not finite, and how to mend it; empty if all are finite the second time.
+    """Return a sentence with the place of a client's first non-finite number and the remedy; empty if none is found.
 
     Args:
-      model: where the client starts.
-      views: of that client, none of them used before.
-      steps: takes the client's local steps.
+      model: the model at the client's starting point.
+      views: new views of the client, not used before.
+      steps: steps(client step) takes the client's local steps again.
     """
     found: list[str] = []
     batches: list[Batch] = []
@@ -41,7 +41,7 @@ def first_nonfinite(
 
     def gradient(params: Tensor, batch: Batch) -> Tensor:
         if not batches or batch is not batches[-1]:
-            look("parameters", model.state)  # after the step before
+            look("parameters", model.state)  # after the previous step
             batches.append(batch)
             look("inputs", batch.inputs)
         grad = inner(params, batch)
@@ -49,7 +49,7 @@ def first_nonfinite(
         look("gradient", grad)
         return grad
 
-    # Own code may not bear a second call; that the update is not finite is known without it.
+    # User code may fail when called again; the caller already knows that the update is non-finite.
     with suppress(Exception):
         step = stack.client_step(views, model.criterion, model.gradient_function)
         inner = step.gradient or model.gradient_function(step.loss)
@@ -59,7 +59,7 @@ def first_nonfinite(
 
 
 def _sentence(model: BoundModel, part: str, step: int, is_bad: Tensor) -> str:
-    """What is not finite, and the remedy. step: from 1; 0 before the first. is_bad: which of the part's entries are not."""
+    """Return a sentence with place and remedy. step: from 1; 0 before the first step. is_bad: non-finite entries."""
     if step == 0:
         return "the server's message: check the methods that change the message"
     mend, leaf = REMEDIES[part], ""

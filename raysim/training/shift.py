@@ -1,4 +1,4 @@
-"""Feature shift: a difference between clients' inputs that is neither of classes nor of numbers."""
+"""Feature shift: differences between the clients' inputs, beside differences in classes and numbers of examples."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from raysim.training.inputs import same_form
 def noise(
     images: Tensor, *, client: int, num_clients: int, generator: torch.Generator, std: float = 0.1, anew: bool = False
 ) -> Tensor:
-    """Gaussian noise with deviation std * client / (num_clients - 1), growing with the client's number.
+    """Add Gaussian noise with standard deviation std * client / (num_clients - 1), which grows with the client's id.
 
-    Li et al. 2022 (arXiv:2102.02079), section IV-B, as their code has it: client 0 has no noise, the last one all of it, and
-    nothing is cut off at 0 and 1. Their code draws it anew for each batch; here an example keeps its noise unless `anew`.
+    Li et al. 2022 (arXiv:2102.02079), section IV-B, as in their code: client 0 has no noise, the last client has all of
+    it, and values are not clipped to [0, 1]. Their code draws new noise for each batch; here an example keeps its noise
+    unless `anew`.
 
     Args:
       images: (n, channels, height, width) in [0, 1].
-      std: of the last client's noise, in units of these.
-      anew: draw the noise of training batches anew for each batch, as their code does; held-out rows keep theirs.
+      std: standard deviation of the last client's noise, in units of the images.
+      anew: draw new noise for each training batch, as in the authors' code; held-out rows keep their noise.
     """
     if not std >= 0:
         raise DataError(f"std is {std}", "data.shift.noise", "give 0 or more")
@@ -42,10 +43,10 @@ class Shift:
     """A feature shift over the clients of a run.
 
     Attributes:
-      function: function(images=, client=, num_clients=, generator=) takes and returns (n, channels, height, width) float32 in
-        units of [0, 1].
-      seed: of its draws.
-      is_anew: whether training batches are shifted one by one; else every example keeps what was drawn for it.
+      function: function(images=, client=, num_clients=, generator=) gets and returns (n, channels, height, width)
+        float32; pixels are in [0, 1] before the shift.
+      seed: seed of the function's draws.
+      is_anew: whether each training batch is shifted with new draws; otherwise every example keeps its draws.
     """
 
     function: Callable[..., object]
@@ -54,11 +55,11 @@ class Shift:
     is_anew: bool = False
 
     def of_client(self, images: Tensor, client: int, purpose: str = "train") -> Tensor:
-        """(n, height, width, channels) uint8 of one client -> float32 in the same units, on the same device."""
+        """Shift a client's images, (n, height, width, channels) uint8 -> float32 in the same units, on their device."""
         return self.of_batch(images, torch_generator(derive_seed(self.seed, f"shift {purpose}", client=client)), client)
 
     def of_batch(self, images: Tensor, generator: torch.Generator, client: int) -> Tensor:
-        """The same with draws from a generator."""
+        """Shift images of a client as `of_client` does, with draws from a generator."""
         x = images.cpu().permute(0, 3, 1, 2).float() / 255
         result = self.function(images=x, client=client, num_clients=self.num_clients, generator=generator)
         shifted = same_form(result, x, "a shift", self.function)
@@ -68,8 +69,9 @@ class Shift:
         """Shift the server's rows: each row gets the shift of a client.
 
         Args:
-          purpose: "test", "validation" or "unseen"; their draws differ.
-          sizes: rows of each client, one client's after the other's; None: rows are dealt to clients at random, evenly.
+          purpose: "test", "validation" or "unseen"; each has different draws.
+          sizes: number of rows of each client, if rows are sorted by client; None: rows are assigned to clients evenly
+            and at random.
         """
         if sizes is None:
             rng = numpy_generator(derive_seed(self.seed, f"shift {purpose}"))

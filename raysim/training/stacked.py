@@ -1,10 +1,10 @@
 """Stacked clients: several clients of a block as a batched network, for small dense networks bound by call overhead.
 
-Each client keeps its own parameters, batch order and loss, so only rounding differs from training one after the other.
-Rounding may depend on who is stacked with whom: configuration and sizes alone decide that.
+Each client has its own parameters, batch order and loss, so results differ from training one by one only by rounding.
+Rounding may depend on which clients are stacked together; this depends only on the configuration and data sizes.
 
-Backpropagation is written out. `torch.func.vmap` costs more calls than a stack of four saves; traced by `make_fx` it brought
-half as much, for 1.4 s and 85 MB at the first trace of every process.
+Backpropagation is written out. `torch.func.vmap` costs more calls than a stack of four clients saves. vmap traced by
+`make_fx` saved half as much as this code, and took 1.4 s and 85 MB at the first trace of every process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from raysim.training.inputs import Examples, Transform
 from raysim.training.local import LocalSettings, training_batches
 from raysim.training.tasks import CLASSES, Task
 
-#: Steps of larger networks and batches are arithmetic rather than calls: at 32 images stacking saved 5 %, at 10 a quarter.
-#: On a CPU so many clients keep parameters and inputs in a cache.
+#: Largest network and batch that are stacked: larger ones are bound by arithmetic rather than calls. Stacking saved 5 %
+#: with batches of 32 images, and a quarter with 10. On a CPU a stack has at most MOST_CLIENTS clients, whose parameters
+#: and inputs fit into a cache.
 MOST_PARAMS, MOST_BATCH, MOST_CLIENTS = 2**18, 16, 8
 
-#: On other devices, where launches bound a step, so many parameters of all clients, 64 MiB: a choice, measured on no card.
+#: Most parameters of a stack on devices where kernel launches bound a step: 64 MiB. The value was not tuned on a GPU.
 MOST_ENTRIES = 2**24
 
 
@@ -51,7 +52,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Stacker:
-    """Stacks the clients of one kind of local work: network, settings and input pipeline."""
+    """Trains stacks of clients that have the same network, settings and input transform."""
 
     module: nn.Module
     layout: Layout
@@ -60,10 +61,12 @@ class Stacker:
     task: Task
 
     def fits(self, methods: Sequence[Method]) -> bool:
-        """Whether clients are stacked: from configuration alone.
+        """Return whether clients are stacked; depends on the configuration only.
 
-        A tiny dense network with ReLU, all of it trained and shared, by plain SGD in small batches for the cross-entropy of
-        classes, whose gradient `descend` has; and no method has a say in the steps.
+        Clients are stacked if `stack` is "auto", the network is a small dense network with ReLU, all of it trained and
+        shared, and local training is uncompiled float32 SGD without momentum, weight decay or a gradient limit, in
+        small batches, for the cross-entropy of classes, without a user's augmentation and without methods that change
+        local steps.
         """
         settings, layout = self.settings, self.layout
         return (
@@ -88,11 +91,12 @@ class Stacker:
         start: Tensor,
         lr: float,
     ) -> dict[int, Trained]:
-        """Return the stacks of a block's clients; clients without a partner are left out.
+        """Train the clients of a block in stacks, and return client -> result; clients without a partner are left out.
 
         Args:
-          members: each client's examples, and the generator of its batch order.
-          start: [num_state], where all of them start.
+          num_steps: number of local steps of each client.
+          members: each client's examples, and the generator of the client's batch order.
+          start: [num_state], the starting point of all clients.
         """
         done: dict[int, Trained] = {}
         for first, end in stacks(num_steps, most_clients(start.device, self.layout.num_params)):
@@ -109,7 +113,7 @@ class Stacker:
     def _train_stack(
         self, members: Sequence[tuple[Examples, torch.Generator]], num_steps: int, start: Tensor, lr: float
     ) -> tuple[Tensor, list[float]]:
-        """([n, num_state] after the local steps, each client's mean loss): `train_locally` for n clients at once."""
+        """Run `train_locally` for n clients at once; return ([n, num_state], mean loss of each client)."""
         states = start.repeat(len(members), 1)
         layers = [
             Layer(self._leaf(states, f"{name}.weight"), self._leaf(states, f"{name}.bias"), is_bent)
@@ -129,12 +133,12 @@ class Stacker:
 
 
 def most_clients(device: torch.device, num_params: int) -> int:
-    """Return the most clients of a stack: by kind of device and network, not by free memory, so that bits are repeatable."""
+    """Return the most clients of a stack. Free memory has no effect, so that bits are reproducible."""
     return MOST_CLIENTS if device.type == "cpu" else max(MOST_CLIENTS, MOST_ENTRIES // num_params)
 
 
 def stacks(num_steps: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of neighbours in a client block that take the same number of steps, at most `most`."""
+    """Yield (start, end) of neighbouring clients with the same number of steps, at most `most` clients each."""
     first = 0
     for end in range(1, len(num_steps) + 1):
         if end == len(num_steps) or num_steps[end] != num_steps[first] or end - first == most:
@@ -143,11 +147,11 @@ def stacks(num_steps: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def dense_layers(module: nn.Module) -> list[tuple[str, bool]]:
-    """(name, whether a ReLU follows) of each linear layer of a plain dense network; empty if the module is another."""
+    """Return (name, whether a ReLU follows) of each linear layer of a dense network; empty for other modules."""
     layers: list[tuple[str, bool]] = []
     if type(module) is not nn.Sequential:
         return []
-    parts = list(module.named_modules(remove_duplicate=False))[1:]  # one ReLU may stand in several places
+    parts = list(module.named_modules(remove_duplicate=False))[1:]  # the same ReLU may occur several times
     for index, (name, part) in enumerate(parts):
         if index == 0 and type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
             continue
@@ -161,9 +165,9 @@ def dense_layers(module: nn.Module) -> list[tuple[str, bool]]:
 
 
 def joined_batches(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(images [n, size, pixels], labels [n, size], share of each example in its client's loss [n, size]).
+    """Join a batch of each client; return (images [n, size, pixels], labels [n, size], shares [n, size]).
 
-    A shorter batch is filled up with zeros of share 0: masked, not dropped.
+    The share is the weight of an example in the client's loss. Shorter batches are padded with zeros of share 0.
     """
     lengths = [len(batch.targets) for batch in batches]
     if min(lengths) == size:
@@ -179,11 +183,13 @@ def joined_batches(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor,
 
 
 def descend(layers: Sequence[Layer], images: Tensor, labels: Tensor, shares: Tensor, lr: float) -> Tensor:
-    """Take an SGD step for every client; return [n], the losses before the step. Images, labels and shares: see
-    `joined`.
+    """Take an SGD step for every client; return [n], the losses before the step.
 
-    For y = x W^T + b and the gradient g of y: that of W is g^T x, that of b the sum of g, that of x is g W. For the mean
-    cross-entropy g is softmax - onehot, times the shares.
+    For y = x W^T + b and the gradient g of y, the gradient of W is g^T x, of b the sum of g, and of x it is g W. For
+    the cross-entropy, g is (softmax - onehot) * shares.
+
+    Args:
+      images, labels, shares: see `joined_batches`.
     """
     inputs = [images]
     for layer in layers:

@@ -1,7 +1,7 @@
-"""Tasks: loss, measurements kept for each scored example, and metrics computed from them.
+"""Tasks: loss, measurements of each scored example, and metrics computed from the measurements.
 
-A task is a value, as a method is. Engine and methods ask it and hold no case for any. What `measure` keeps is by example, in
-the order of the set, so metrics have the same bits for any number of trainers.
+A task is a value, as a method is. Engine and methods call its functions and contain no code for single tasks.
+Measurements are kept in the order of the set, so metrics have the same bits for any number of trainers.
 
     def median() -> Task:        # task: my_tasks:median
         return replace(REGRESSION, name="median", total=lambda outputs, targets: (outputs[:, 0] - targets).abs().sum())
@@ -22,25 +22,27 @@ from raysim.core.method import Batch, LossFn, Outputs
 from raysim.training import metrics as of
 from raysim.training.inputs import constants
 
-#: Name -> (n, ...) what is kept of each of n scored examples.
+#: Name -> (n, ...) measurements of n scored examples.
 Columns = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a target is for.
+    """Kind of learning problem: loss, measurements and metrics.
 
     Attributes:
-      name: in messages.
-      total: total(outputs, targets) -> the losses of B examples, summed. Scalar. Both are (B, ...).
-      measure: measure(outputs, targets) -> what is kept of each example, (B, ...) each; "labels" are its classes, if it has any.
-      metrics: metrics(columns, number of outputs) -> numbers of a whole set, `main` among them.
-      values: values(columns) -> (n,) one number an example, whose mean over some of them, `finish`ed, is the metric `of_part`:
-        what domains and clients are scored by.
-      of_part, main: names of metrics; a run is judged by `main`.
-      finish: see `values`.
-      mean: loss(outputs, batch), the mean of a batch; None: total / B.
-      direction: which values of `main` and `of_part` are better, "max" or "min"; None: as raysim's metrics of these names.
+      name: name of the task in messages.
+      total: total(outputs, targets) -> sum of the losses of B examples. Scalar. Arguments are (B, ...).
+      measure: measure(outputs, targets) -> name -> (B, ...) measurements of each example; "labels" are classes, if any.
+      metrics: metrics(columns, number of outputs) -> metrics of a whole set, including `main`.
+      values: values(columns) -> (n,), one number for each example. finish(mean of the values of some examples) is the
+        metric `of_part` of these examples.
+      of_part: name of the metric of a part of the test set, such as a domain or a client's rows.
+      main: name of the main metric, by which runs are compared.
+      finish: finish(means) -> metric; see `values`.
+      mean: mean(outputs, batch) -> mean loss of a batch; None: total / B.
+      direction: which values of `main` and `of_part` are better, "max" or "min"; None: as for raysim's metrics of these
+        names.
     """
 
     name: str
@@ -56,8 +58,8 @@ class Task:
 
     @property
     def criterion(self) -> LossFn:
-        """loss(outputs, batch): the mean of a batch. The base loss of a run. Scalar."""
-        # A task made of CLASSES with another total has another mean, too.
+        """Return loss(outputs, batch), the mean loss of a batch: the loss of local training before any `loss` hook."""
+        # A task made from CLASSES by replacing `total` must not keep the mean of CLASSES.
         is_of_total = self.mean is not cross_entropy or self.total is sum_of_cross_entropies
         if self.mean is not None and is_of_total:
             return self.mean
@@ -65,12 +67,12 @@ class Task:
 
 
 def cross_entropy(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean cross-entropy of a batch. Scalar."""
+    """Return the mean cross-entropy of a batch. Scalar."""
     return F.cross_entropy(outputs.logits, batch.targets)
 
 
 def sum_of_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropies of a batch, summed. Scalar."""
+    """Return the sum of the cross-entropies of a batch. Scalar."""
     return F.cross_entropy(logits, targets, reduction="sum")
 
 
@@ -86,7 +88,7 @@ def _of_classes(columns: Columns, num_classes: int) -> dict[str, float]:
 
 
 def _hits(columns: Columns) -> np.ndarray:
-    """(n,) bool: whether the predicted class is the true one."""
+    """Return (n,) bool: whether the predicted class is the true class."""
     hits: np.ndarray = columns["predictions"] == columns["labels"]
     return hits
 
@@ -108,7 +110,7 @@ CLASSES = Task(
 
 
 def _of_labels(columns: Columns, num_labels: int) -> dict[str, float]:
-    """Metrics as in scikit-learn: constant labels are left out of the AUROC; F1 is at a probability of 0.5."""
+    """Return metrics as in scikit-learn. Constant labels are left out of the AUROC; F1 uses the threshold 0.5."""
     from sklearn.metrics import f1_score, roc_auc_score
 
     targets, scores = columns["targets"], columns["scores"].astype(np.float64)
@@ -137,12 +139,12 @@ LABELS = Task(
 
 
 def _numbers(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and targets, both (B, numbers)."""
+    """Return outputs and targets, both (B, numbers)."""
     return logits, targets.reshape(len(targets), -1).to(logits.dtype)
 
 
 def _of_numbers(columns: Columns, num_outputs: int) -> dict[str, float]:
-    """RMSE over all numbers, mean absolute error, and R2 as scikit-learn has it, the mean over the outputs."""
+    """Return RMSE and mean absolute error over all numbers, and R2 as in scikit-learn, the mean over the outputs."""
     targets, predictions = columns["targets"].astype(np.float64), columns["predictions"].astype(np.float64)
     errors = predictions - targets
     around = np.square(targets - targets.mean(0)).sum(0) if len(targets) else np.zeros(num_outputs)
@@ -173,7 +175,7 @@ def on_scaled_targets(task: Task, mean: Sequence[float], deviation: Sequence[flo
     """Return a regression task on targets (y - mean) / deviation, with predictions measured in the units of y.
 
     Args:
-      mean, deviation: (numbers,) of a target.
+      mean, deviation: (numbers,), mean and standard deviation of each number of a target.
     """
 
     def total(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -193,12 +195,12 @@ def unscaled(outputs: Tensor, mean: Sequence[float], deviation: Sequence[float])
 
 
 def _beside(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
-    """Return numbers as a tensor of the same type on the same device."""
+    """Return numbers as a tensor of the type and on the device of `tensor`."""
     return constants(tuple(numbers), tensor.dtype, tensor.device)
 
 
 def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:
-    """Every sequence has the same length, so means over sequences are means over tokens."""
+    """Return accuracy and perplexity over tokens; sequences have equal lengths, so means over sequences suffice."""
     with np.errstate(over="ignore"):
         losses = columns["losses"].astype(np.float64)
         perplexity = float(np.exp(losses.mean())) if len(losses) else float("nan")
@@ -206,7 +208,7 @@ def _of_tokens(columns: Columns, num_tokens: int) -> dict[str, float]:
 
 
 def _token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """(B,): mean cross-entropy of the tokens of each sequence; logits: (B, length, vocabulary)."""
+    """Return (B,): mean cross-entropy of the tokens of each sequence. logits: (B, length, vocabulary)."""
     return F.cross_entropy(logits.flatten(0, 1), targets.long().flatten(), reduction="none").view(targets.shape).mean(1)
 
 
@@ -228,7 +230,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (CLASSES, LABELS, REGRESSI
 
 
 def fits(task: Task, logits: Tensor, targets: Tensor) -> str:
-    """Return the reason why outputs do not fit the targets, in words; empty if they fit."""
+    """Return a sentence that says why outputs do not fit the targets; empty if they fit."""
     try:
         with torch.no_grad():
             total = task.total(logits, targets)

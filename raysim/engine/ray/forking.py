@@ -1,8 +1,8 @@
 """Fork server for the workers of a local Ray: PyTorch is imported once, and its memory is shared.
 
 Ray starts this file in place of Ray's `setup_worker.py`; the file asks the fork server for a worker and waits for the
-worker's end. Linux only. Without a fork server, and with a runtime environment of more than environment variables (Ray Tune
-sets some for its trials), Ray's own `setup_worker.py` runs.
+worker's end. Linux only. Ray's own `setup_worker.py` runs if there is no fork server, or if the runtime environment
+contains more than environment variables (Ray Tune sets environment variables for its trials).
 """
 
 import json
@@ -16,15 +16,15 @@ ADDRESS = "RAYSIM_FORK_SERVER"
 #: Option of Ray's `setup_worker.py`: the runtime environment, as JSON.
 CONTEXT = "--serialized-runtime-env-context="
 
-#: Imported before the first fork. Ray itself is imported by each worker: it reads the session's token as it is loaded.
+#: Modules imported before the first fork. Each worker imports Ray itself: Ray reads the session's token on import.
 PRELOADED = ("raysim.engine.simulation", "raysim.plan.build")
 
-#: Who is ended first when memory runs out.
+#: File with the priority by which the kernel kills a process when memory runs out.
 BADNESS = "/proc/self/oom_score_adj"
 
 
 class ForkServer:
-    """A process that has imported PyTorch and forks workers of Ray. `close` ends the server, as does the caller's end."""
+    """A process that has imported PyTorch and forks workers of Ray; ended by `close`, or with the calling process."""
 
     def __init__(self) -> None:
         import subprocess
@@ -40,8 +40,8 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, "--serve", *map(str, fds)],
                 pass_fds=fds,
-                start_new_session=True,  # Ctrl-C in the terminal is not for this process
-                stdout=subprocess.DEVNULL,  # of its imports; workers have streams of their own, and say what is wrong there
+                start_new_session=True,  # Ctrl-C in the terminal does not reach this process
+                stdout=subprocess.DEVNULL,  # output of imports; workers report errors in streams of their own
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
@@ -64,7 +64,7 @@ def serve(listener: socket.socket, lifeline: int) -> None:
 
     for name in PRELOADED:
         importlib.import_module(name)
-    gc.freeze()  # else the first collection in a worker copies the pages of all objects
+    gc.freeze()  # otherwise the first garbage collection in a worker copies the pages of all objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     while select.select([listener.fileno(), lifeline], [], [])[0] == [listener.fileno()]:
         connection, _ = listener.accept()
@@ -86,8 +86,8 @@ def become_worker(connection: socket.socket) -> None:
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
-    os.setpgid(0, 0)  # Ray ends what a worker started by the worker's process group
-    with open(BADNESS, "w") as file:  # Ray has raised the other process's, so that the kernel ends workers first
+    os.setpgid(0, 0)  # Ray kills the child processes of a worker by the worker's process group
+    with open(BADNESS, "w") as file:  # the value that Ray gave to the asking process: the kernel kills workers first
         file.write(badness)
     os.chdir(folder)
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""The nodes of a running Ray, as `raysim doctor` asks about them; nothing here runs a federation."""
+"""Facts about the nodes of a running Ray, for `raysim doctor`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class NodeFacts:
     """A node of a cluster: Ray's record, and the answers of a task on the node.
 
     Attributes:
-      versions: of "python", "ray", "torch" and "raysim" (with a digest of its sources); "" where it is not installed.
-      gpus: that Ray offers; gpu_names: that PyTorch sees.
-      error: why no task could run there; what the task would have found is then empty.
+      gpus: number of GPUs that Ray offers.
+      gpu_names: names of the GPUs that PyTorch sees.
+      versions: versions of "python", "ray", "torch" and "raysim" (with a digest of its sources); "" if not installed.
+      sees_storage: whether the node can read the probe file in the storage.
+      error: why no task could run on the node; the fields that the task would fill then keep their defaults.
     """
 
     name: str
@@ -45,10 +47,10 @@ class NodeFacts:
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connect to the Ray at an address, as a driver, and leave it running.
+    """Connect to the Ray cluster at an address as a driver; the cluster continues to run after the block.
 
     Raises:
-      ConnectionError: nobody answers there, or the token is not that of the cluster.
+      ConnectionError: nothing answers at the address, or the token is not the cluster's token.
     """
     if not can_connect(address):  # Ray itself would try for a minute
         raise ConnectionError(f"nothing answers at {address}")
@@ -61,13 +63,13 @@ def connected(address: str) -> Iterator[None]:
 
 
 def ask_nodes(probe: str, *, wait_s: float = 180.0) -> list[NodeFacts]:
-    """The facts of every node that is alive, the head first.
+    """Return the facts of every live node, the head first.
 
     Args:
-      probe: path of a file in the storage that this process wrote; "" if it could not.
+      probe: path of a file that this process wrote to the storage; "" if the file could not be written.
     """
     nodes = sorted(live_nodes(), key=_is_head, reverse=True)
-    # No CPUs, so that a busy cluster answers, too; without the variable a task without GPUs would not see any.
+    # No CPUs, so that a busy cluster answers, too. The variable lets a task without GPUs see the node's GPUs.
     environment = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
     ask = ray.remote(num_cpus=0, max_retries=0, runtime_env=environment)(question())
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
@@ -96,7 +98,7 @@ def _node_facts(node: Mapping[str, Any], answer: ray.ObjectRef[dict[str, Any]]) 
 
 
 def question() -> Callable[[str], dict[str, Any]]:
-    """Return the task for a node. A nested function travels by value, so that nodes without raysim run it."""
+    """Return the task for a node. Ray pickles a nested function by value, so that nodes without raysim can run it."""
 
     def answer(probe: str) -> dict[str, Any]:
         versions = {"python": platform.python_version(), "ray": "", "torch": "", "raysim": ""}
@@ -107,14 +109,14 @@ def question() -> Callable[[str], dict[str, Any]]:
         if sources is not None and sources.origin is not None:
             package, digest = Path(sources.origin).parent, hashlib.sha256()
             for file in sorted(package.rglob("*.py")):
-                if file.parent != package / "cluster":  # which only an installed wheel has there
+                if file.parent != package / "cluster":  # only installed wheels have this folder
                     digest.update(file.read_bytes())
             versions["raysim"] = f"{versions['raysim'] or 'uploaded'} (sources {digest.hexdigest()[:8]})"
         gpu_names: tuple[str, ...] = ()
         with contextlib.suppress(ImportError, OSError, RuntimeError):
             import torch
 
-            device_module = torch.get_device_module()  # of the accelerator; a node may have another raysim, or none
+            device_module = torch.get_device_module()  # not raysim's `accelerator`: a node may have no raysim
             gpu_names = tuple(map(device_module.get_device_name, range(torch.accelerator.device_count())))
         me = ray.get_runtime_context().get_node_id()
         # TEMP/session_.../sockets/raylet; Ray 2.52 has no `get_temp_dir`.

@@ -1,4 +1,4 @@
-"""The pool on Ray: tasks go to trainer actors, and what is lost is made again."""
+"""The pool on Ray: tasks run in trainer actors, and lost tasks and updates are computed again."""
 
 from __future__ import annotations
 
@@ -35,31 +35,32 @@ from raysim.engine.trainer import Trainer
 Answer = TypeVar("Answer")
 Sent = TypeVar("Sent", RoundMessage, EvaluationPoint)
 
-#: Stands for the state in a message that is sent apart from it.
+#: Placeholder for the state in a message whose state is sent separately.
 NO_STATE = np.empty(0, np.float32)
 
-#: Whom a task that was not handed out is with.
+#: Value of `ClientTask.asked` for a task that was not sent to a trainer.
 NOBODY = Watched(None, Process("", 0, -1), "")
 
-#: Up to here a request goes along with each call, as Ray sends small arguments; through the store it takes 1.5 ms more.
+#: Requests up to this size are sent with each call; through the object store a request takes 1.5 ms more.
 INLINE_BYTES = 100_000
 
-#: Sums of nodes that are fetched at a time: those of all nodes would fill the object store of this one.
+#: Bytes of the nodes' sums that are fetched at a time: the sums of all nodes could fill the object store of this node.
 SUM_BYTES = 2**26
 
-#: Entries of updates that are brought together for each trainer at a time: 64 MiB.
+#: Entries of updates that are sent to each trainer at a time: 64 MiB.
 COLUMN_ENTRIES = 2**24
 
 
 @dataclass
 class ClientTask:
-    """Blocks to train, with everything for a repetition; later, the trainer that holds their vectors.
+    """Client blocks to train, with all arguments to repeat the task; later also the trainer that holds the vectors.
 
     Attributes:
-      message, state: handles of the message without its state, and of that; memories: of what the clients kept before
-        this round.
-      slot, asked: who has it, or had it. A slot may have got another actor since.
-      refs: reports, then new memories.
+      message: handle of the message without its state.
+      state: handle of the message's state.
+      memories: handles of the clients' memories before this round.
+      slot, asked: slot and actor of the trainer that got the task last. The slot may have another actor by now.
+      refs: handles of the reports and of each new memory.
     """
 
     message: Ref
@@ -73,25 +74,25 @@ class ClientTask:
 
     @property
     def words(self) -> str:
-        """What the task is about, for people."""
+        """Return a description of the task for messages."""
         clients = [client for block in self.blocks for client in block.clients]
         return f"training of clients {', '.join(map(str, clients[:8]))}{' ...' if len(clients) > 8 else ''}"
 
     @property
     def is_with_its_trainer(self) -> bool:
-        """Whether the task's trainer is still in its slot."""
+        """Return whether the task's trainer is still in its slot."""
         return self.slot is not None and self.slot.actor is self.asked.actor and not self.slot.is_retired
 
 
 @dataclass
 class LastState:
-    """The state sent last. The scored state usually starts the next round, and then travels once."""
+    """The state that was sent last. A scored state usually starts the next round as well, and is then sent once."""
 
     ref: Ref | None = None
 
     def put(self, sent: Sent) -> tuple[Ref, Ref]:
-        """Handles of a message, or of a model to be scored, without its state, and of the state."""
-        # By bits: 0.0 and -0.0 are equal and lead to different results.
+        """Return handles of a message or EvaluationPoint without its state, and of the state."""
+        # Bits are compared, since 0.0 and -0.0 are equal but may lead to different results.
         last = None if self.ref is None else cast(np.ndarray, ray.get(self.ref))
         if last is None or not np.array_equal(last.view(np.uint32), sent.state.view(np.uint32)):
             self.ref = ray.put(sent.state)
@@ -99,18 +100,19 @@ class LastState:
 
 
 class RayPool:
-    """A `Pool` of trainer actors, with the calls of `SerialPool`; lives in the server's process.
+    """A `Pool` of trainer actors, with the methods of `SerialPool`; lives in the server's process.
 
-    Trainers may be lost at any time, alone or with their node. A task depends on its arguments alone, so whoever does
-    it again gets the same bits: the tasks of a lost trainer go to those who have nothing left to do, and updates that
-    were lost with their trainer are trained again when they are asked for. The tasks of a trainer whose device has no
-    memory left for a client go to the others; only the last one of all cannot do better, and its error ends the run.
+    Trainers may be lost at any time, alone or with their node. A task depends on its arguments only, so any trainer
+    that repeats the task gets the same bits. Tasks of a lost trainer go to idle trainers, and updates lost with a
+    trainer are trained again when they are needed. If a trainer's device has not enough memory for a client, the
+    trainer is ended and its tasks go to the other trainers; the out-of-memory error of the last trainer ends the run.
 
-    Updates stay in the memory of the trainer that made them, until the next round. Only sums travel: those of a node's
-    trainers are added there, except on the server's own node, where they are in reach as they are.
+    Updates stay in the memory of the trainer that computed them until the next round. Only sums are sent, and columns
+    of updates for `on_columns`. The sums of a node's trainers are added on the node, except on the server's node, where
+    the server adds them.
 
     Args:
-      capacity: how many trainers there is room for in all, asked before every round; 0: their number is fixed.
+      capacity: returns the number of trainers for which there is room, before every round; 0: the number is fixed.
     """
 
     def __init__(self, slots: TrainerSlots, keeps_memory: bool, capacity: Callable[[], int] = lambda: 0):
@@ -122,7 +124,7 @@ class RayPool:
 
     def begin_round(self) -> int:
         with plain_errors():
-            # The first round waits for every trainer; a later one begins with those that are there, at least one.
+            # The first round waits for all trainers; later rounds begin with the trainers that are ready, at least one.
             self.slots.wait_for(1 if self._planned else len(self.slots))
             self.slots.leave()
             self.slots.grow(self._capacity())
@@ -151,9 +153,9 @@ class RayPool:
         return ray.get(cast(Ref, handle))
 
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
-        sent, state = self._state.put(message)  # once a round: every task gets the references, every node one copy
+        sent, state = self._state.put(message)  # once: every task gets the references, every node one copy
         planned: list[tuple[TrainerSlot | None, ClientTask]] = []
-        for position in zip_longest(*queues):  # every trainer's first task before anybody's second
+        for position in zip_longest(*queues):  # the first task of every trainer before any second task
             for slot, blocks in zip(self._planned, position, strict=True):
                 if blocks is not None:
                     clients = [client for block in blocks for client in block.clients]
@@ -167,7 +169,7 @@ class RayPool:
         """Yield finished tasks with their reports; waiting tasks go to free trainers."""
         pending: dict[Ref, ClientTask] = {}
         waiting: deque[ClientTask] = deque()
-        # All tasks are queued at their trainers at once: nobody waits for the server between two of them.
+        # All tasks are queued at their trainers at once: no trainer waits for the server between two tasks.
         for slot, task in planned:
             if slot is None:
                 waiting.append(task)
@@ -183,8 +185,8 @@ class RayPool:
                     if slot.index not in busy and waiting:
                         task = waiting.popleft()
                         pending[self._submit(task, slot)] = task
-            # One that has started wakes this loop as well, and one that was lost before: Ray may have placed it on a node
-            # that is gone, which it takes for alive for some 15 s. Nobody but `poll` asks for another one then.
+            # A starting trainer wakes this loop when it has started or was lost. Ray may place an actor on a lost node,
+            # which Ray treats as alive for some 15 s; only `poll` then replaces the actor.
             starting = [slot.started for slot in self.slots.starting()]
             asked = {ref: task.asked for ref, task in pending.items()}
             ref = self.slots.watch.first(asked, also=starting)
@@ -199,7 +201,7 @@ class RayPool:
     def _submit(self, task: ClientTask, slot: TrainerSlot) -> Ref:
         task.slot, task.asked = slot, slot.asked_for(task.words)
         self.slots.watch.asked(slot.actor)
-        # Each memory is an argument of its own: Ray passes references inside a list on without resolving them.
+        # Each memory is a separate argument: Ray does not resolve references inside a list.
         call = slot.actor.train.options(num_returns=1 + len(task.memories))
         is_last = slot.node in self.slots.going
         refs = call.remote(task.message, task.state, task.blocks, is_last, *task.memories)
@@ -212,17 +214,17 @@ class RayPool:
             reports = cast(Reports, ray.get(task.refs[0]))
             if (
                 task.asked.process.node != self._here
-            ):  # what clients keep outlives the round, so it must outlive the node
+            ):  # client memory outlives the round, so it must survive the loss of the node
                 task.refs[1:] = [ray.put(memory) for memory in ray.get(task.refs[1:])]
             return reports
         except LOSSES as error:
             ended = self.slots.watch.ended.get(task.asked.actor)
-            task.tries += 2 if ended else 1  # a second wait of that length is enough
+            task.tries += 2 if ended else 1  # after a timeout one repetition is enough: it may take as long again
             if task.tries > RETRIES:
                 if ended:
                     raise RaysimError(*ended) from error
                 raise
-            # Every task in the queue of a dead trainer fails like this; the first one of them replaces the trainer.
+            # Every queued task of a dead trainer fails like this; the first failure replaces the trainer.
             if isinstance(error, ENDS) and task.slot is not None and task.is_with_its_trainer:
                 self.slots.replace(task.slot)
         except RayTaskError as error:
@@ -231,7 +233,7 @@ class RayPool:
                 return None
             if not isinstance(error.cause, OutOfMemory) or task.slot is None or not self.slots.retire(task.slot):
                 raise
-        # Counts all that is handed out once more, also what the dead trainer had not begun: Ray does not say how far it was.
+        # Includes tasks that the dead trainer had not begun: Ray does not report the trainer's progress.
         self._redone_blocks += len(task.blocks)
         return None
 
@@ -253,14 +255,14 @@ class RayPool:
     def _added(self, call: object, asked: Iterable[tuple[ClientTask, TaskClients]]) -> list[Answer]:
         """Call each trainer once for all its parts; answers of a remote node are summed on the node."""
         parts = _by_trainer(asked, "sums")
-        # All trainers are asked before anybody's answer is waited for.
+        # All trainers are called before the first answer is awaited.
         partials = {one.actor.call.remote(call, own): one for one, own in parts.items()}
         self.slots.watch.all(partials)
         by_node: dict[str, dict[Ref, Watched]] = {}
         for ref, one in partials.items():
             by_node.setdefault(one.process.node, {})[ref] = one
         here: list[Answer] = self._answers(by_node.pop(self._here, {}).items())
-        # One sum of the model's size leaves a node, however many trainers it has.
+        # Each node sends a single sum of the model's size, for any number of trainers.
         away = dict(_added_there(own) for own in by_node.values())
         self.slots.watch.all(away)
         if away:
@@ -280,13 +282,13 @@ class RayPool:
             own = _by_trainer(asked, "columns")
             clients = ray.put([one.clients for some in own.values() for one in some])
             entries = (cuts[0].end - cuts[0].start) * sum(len(some.clients) for _, some in asked)
-            count = min(len(own), len(cuts))  # who works; all give their rows
+            count = min(len(own), len(cuts))  # trainers that call the function; all trainers send their rows
             at_once = count * max(1, COLUMN_ENTRIES // entries)
             answers: list[Packed] = []
             for first in range(0, len(cuts), at_once):
                 few = cuts[first : first + at_once]
                 shares = [few[number::count] or few[:1] for number in range(count)]
-                # All are asked for their rows before anybody works: a trainer that waits for rows could not give its own.
+                # All trainers are asked for rows before any trainer calls the function: a waiting trainer cannot send.
                 rows = [one.actor.columns.options(num_returns=count).remote(some, shares) for one, some in own.items()]
                 dealt = zip(*([row] if count == 1 else row for row in rows), strict=True)
                 calls = [
@@ -313,7 +315,7 @@ class RayPool:
 
         def attempt() -> list[Answer]:
             ready = self.slots.staying()[: len(slices)]
-            # Dealt like cards, one call a trainer: it then loads the model once.
+            # Slices are dealt round robin, one call per trainer, so that each trainer loads the model once.
             dealt = [slices[number :: len(ready)] for number in range(len(ready))]
             calls = [
                 (slot.actor.score.remote(asked, sent, state, own), slot.asked_for("evaluation"))
@@ -325,14 +327,14 @@ class RayPool:
         return self._with_recovery(attempt)
 
     def _train_lost(self, tasks: Sequence[ClientTask]) -> None:
-        """Train the blocks of lost trainers again, elsewhere."""
+        """Train the blocks of lost trainers again on other trainers."""
         while lost := [task for task in tasks if not task.is_with_its_trainer]:
             self._redone_blocks += sum(len(task.blocks) for task in lost)
             for _ in self._run((None, task) for task in lost):
                 pass
 
     def _with_recovery(self, attempt: Callable[[], list[Answer]]) -> list[Answer]:
-        """Call a function on trainers; repeat without lost trainers."""
+        """Call attempt(); after the loss of a trainer, call it again, up to RETRIES times."""
         with plain_errors():
             for tries in range(1 + RETRIES):
                 self.slots.wait_for(1)
@@ -346,7 +348,7 @@ class RayPool:
 
 
 def _by_trainer(asked: Iterable[tuple[ClientTask, TaskClients]], what: str) -> dict[Watched, list[TaskClients]]:
-    """Return trainer -> clients by task whose vectors the trainer holds."""
+    """Return trainer -> clients, by task, whose vectors the trainer holds. what: description of the call."""
     parts: dict[Watched, list[TaskClients]] = {}
     for task, clients in asked:
         parts.setdefault(task.asked._replace(what=what), []).append(clients)
@@ -367,5 +369,5 @@ def _brought(refs: list[Ref]) -> tuple[np.ndarray, int]:
         for part in ray.get(some):
             total = total + part if size_bytes == 0 else np.add(total, part, out=total)
             size_bytes, at_once = size_bytes + part.nbytes, max(1, SUM_BYTES // part.nbytes)
-        del part  # else it would stay in the store until the next one is there
+        del part  # otherwise it would stay in the object store until the next part arrives
     return total, size_bytes

@@ -1,4 +1,4 @@
-"""Room for trainers: found where it is, asked for where Ray's autoscaler can start nodes."""
+"""Room for trainers: nodes with free resources, or nodes that Ray's autoscaler can start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST_WORD_S, LONGEST_PAUSE_S = 3.0, 60.0
 
 
 class NoRoom(RaysimError):
-    """The resources are not free in time."""
+    """The resources were not free in time."""
 
 
 def find_room(
@@ -37,18 +37,19 @@ def find_room(
     say: Callable[[str], None],
     may_grow: bool = False,
 ) -> list[str]:
-    """Return a node for each trainer, or for at least `least` of them; a line reports missing resources.
+    """Return a node for each of `count` trainers, or for each of `least` trainers if there is no room for `count`.
 
-    The placement group that finds the room is also what Ray's autoscaler starts nodes for, and is gone with this process.
-    It is given up at once: with a node lost for good, Ray would look for a place for its bundles as fast as it can, for
-    ever.
+    A placement group finds the room; Ray's autoscaler starts nodes for the group, and the group ends with this process.
+    The group is removed as soon as the nodes are found: after the loss of a node, Ray would otherwise search for a new
+    place for the group's bundles without pause.
 
     Args:
-      share: of each resource, by Ray's names, that a trainer gets.
+      share: resources of a trainer, by Ray's names.
+      say: say(line) reports missing resources during the wait.
       may_grow: see `autoscales`.
     Raises:
       NoRoom: the resources are not free within `wait_s` seconds.
-      ConfigError: the autoscaler has no nodes that could hold them.
+      ConfigError: the cluster and its autoscaler can never offer the resources.
     """
     if least < count:
         with contextlib.suppress(NoRoom):
@@ -58,7 +59,7 @@ def find_room(
     began, pause_s = time.monotonic(), FIRST_WORD_S
     wanted = f"{count} trainers with {dict(share)} each"
     try:
-        # In whole seconds: Ray drops what is behind the point.
+        # Ray truncates the timeout to whole seconds.
         while not group.wait(math.ceil(max(0.0, min(pause_s, began + wait_s - time.monotonic())))):
             waited_s = time.monotonic() - began
             free = {name: amount for name, amount in ray.available_resources().items() if name in share}
@@ -75,16 +76,16 @@ def find_room(
             say(f"waiting for room ({waited_s:.0f} s of at most {wait_s:g}): {wanted}; free now: {free}")
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    finally:  # after a signal, too: what is not taken must not stand in the way of others
+    finally:  # after a signal, too: an unused group must not block other jobs
         remove_placement_group(group)
     return [found[index] for index in range(count)]
 
 
 def autoscales() -> bool:
-    """Whether Ray's autoscaler may start nodes for what waits for room.
+    """Return whether Ray's autoscaler may start nodes for pending trainers.
 
-    Ray's second autoscaler also watches clusters that it cannot change: it soon says that it has no nodes, see
-    `find_room`. The first one names a node that somebody else started after its id.
+    Version 2 of Ray's autoscaler also runs on clusters that it cannot change; it soon reports that it has no nodes, see
+    `find_room`. Version 1 lists a node that it did not start under the node's id, which begins with "node_".
     """
     if is_autoscaler_v2(fetch_from_server=True):
         return True
@@ -94,9 +95,10 @@ def autoscales() -> bool:
 
 
 def _is_out_of_reach(group: PlacementGroup, share: Mapping[str, float]) -> bool:
-    """Whether the autoscaler has no nodes for a placement group though nobody else has trainers' room, and none are coming.
+    """Return whether the autoscaler can never find room for a placement group.
 
-    Ray's first autoscaler does not say: what it cannot start is waited for.
+    This is so if the autoscaler reports the group as infeasible, no node is starting, and all room is free. Version 1
+    of Ray's autoscaler reports nothing: the run waits until `wait_s` is over.
     """
     status = GetClusterStatusReply.FromString(internal_kv_get_gcs_client().get_cluster_status())
     told = status.autoscaling_state

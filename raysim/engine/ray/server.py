@@ -1,4 +1,4 @@
-"""The server actor, the trainers, and room for all of them."""
+"""The server as an actor, and the start of the trainers."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class TrainerStarter:
-    """How and where trainers are started.
+    """Starts trainers.
 
     Attributes:
-      share: of each resource, by Ray's names, that a trainer has.
-      nodes: where the first ones have room, outside of a group.
-      most: trainers to grow to; infinite: as many as there is room for; None: their number is fixed.
+      share: resources of a trainer, by Ray's names.
+      num_trainers: number of trainers at the start.
+      nodes: nodes with room for the first trainers; unused with `group`.
+      most: most trainers to grow to; infinite: as many as there is room for; None: the number is fixed.
       timeout_s, patience_s: see `TrainerSlots`.
-      group: of somebody else, a Tune trial's, that all must live in; None: later trainers go wherever there is room.
-      begun: by index, those whose processes start already, beside the server's.
+      group: placement group of a Ray Tune trial, in which all trainers run; None: Ray may place trainers on any node.
+      begun: index -> actor whose process is starting already, at the same time as the server.
     """
 
     make_trainer: Callable[[], Trainer]
@@ -57,7 +58,7 @@ class TrainerStarter:
         return self.begun.pop(index) if index in self.begun else self._begin()
 
     def begin_all(self) -> list[Actor]:
-        """Begin to start the first `num_trainers`."""
+        """Start the processes of the first `num_trainers` trainers without waiting; return the actors."""
         for index in range(self.num_trainers):
             self.begun[index] = self._begin(self.nodes[index] if self.nodes else "")
         return list(self.begun.values())
@@ -79,9 +80,9 @@ class TrainerStarter:
         return self.share.get("GPU", 0.0)
 
     def capacity(self) -> int:
-        """Number of trainers that a run uses if possible; Ray's autoscaler starts nodes for pending trainers.
+        """Return the number of trainers to grow to if possible; Ray's autoscaler starts nodes for pending trainers.
 
-        0 where their number is fixed, as in a group of somebody else.
+        0 if the number is fixed, as in a Ray Tune trial.
         """
         if self.most is None or self.group is not None:
             return 0
@@ -93,12 +94,12 @@ class TrainerStarter:
 class ServerActor:
     """The server in a process of its own; its pool calls the trainers directly.
 
-    It is built by the first call, whose errors then arrive as they were raised.
+    The server is built by the first call, so that construction errors reach the caller.
     """
 
     def __init__(self, make_server: Callable[[Pool], Server], starter: TrainerStarter, keeps_memory: bool):
-        torch.set_num_threads(1)  # the trainers have the cores; a server's work is small
-        keep_freed_memory()  # sums of the model's size in every round: fresh pages cost four times the adding
+        torch.set_num_threads(1)  # the cores are for the trainers; the server computes little
+        keep_freed_memory()  # every round allocates sums of the model's size: fresh pages cost four times the addition
         slots = TrainerSlots(starter, starter.num_trainers, starter.gpus, starter.timeout_s, starter.patience_s)
         self._make_server = partial(make_server, RayPool(slots, keeps_memory, starter.capacity))
 
@@ -107,16 +108,16 @@ class ServerActor:
         return self._make_server()
 
     def call(self, function: Callable[Concatenate[Server, P], Answer], *values: P.args, **named: P.kwargs) -> Answer:
-        """function(server, *values)."""
+        """Return function(server, *values, **named)."""
         return function(self._server, *values, **named)
 
 
-#: How to mend a loss, once the run has gone on by itself as often as it may.
+#: Remedy in the message of ClusterLost, shown when all `resources.restarts` are used.
 GO_ON = "look at the logs of its nodes, and raise resources.restarts; the same command resumes from the last checkpoint"
 
 
 def _in_actor(function: Callable[Concatenate[Server, P], Answer]) -> Callable[Concatenate[RayServer, P], Answer]:
-    """A function of `Server` as one of `RayServer`, run in the actor."""
+    """Return a method of `RayServer` that runs a function of `Server` in the actor."""
 
     def call(server: RayServer, /, *values: P.args, **named: P.kwargs) -> Answer:
         with plain_errors():
@@ -127,14 +128,14 @@ def _in_actor(function: Callable[Concatenate[Server, P], Answer]) -> Callable[Co
 
 
 class RayServer:
-    """The server actor as the simulation sees it: the same calls as `Server`.
+    """Handle of the server actor, with the methods of `Server` that the simulation calls.
 
-    The server stays on the driver's node: a run survives the loss of any other. What is lost with this one, or with the
-    head of the cluster, is ClusterLost; faults of the run's own code, and of its configuration, are not.
+    The server runs on the driver's node, so a run survives the loss of any other node. The loss of the driver's node or
+    of the head of the cluster raises ClusterLost. Errors of the run's code or configuration are raised unchanged.
 
     Args:
-      deadline: on the clock of time.monotonic; until then trainers whose room another job took are waited for.
-      say: prints a line on the wait.
+      deadline: time of time.monotonic until which the server waits for trainers whose room another job took.
+      say: say(line) reports the wait.
     """
 
     def __init__(
@@ -149,17 +150,17 @@ class RayServer:
         self._deadline, self._say = deadline, say
         self._head = ray.get_runtime_context().gcs_address
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        # All at once: each process first imports PyTorch.
+        # All processes start at the same time: each one first imports PyTorch.
         server = ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here)
         self._actors = starter.begin_all()
         self.actor: Actor = server.remote(make_server, starter, keeps_memory)
         self._actors.append(self.actor)
 
     def wait_until_ready(self) -> None:
-        """Return once every actor has built its parts: the first round then starts at once.
+        """Return when the server and the trainers are built.
 
         Raises:
-          NoTrainer: another job took the room that was found, and has it still when the time to wait for room is over.
+          NoTrainer: no trainer has started by `deadline`, since another job took the room.
         """
         while True:
             try:
@@ -171,10 +172,10 @@ class RayServer:
                 self._say(f"waiting for room: {error.what}; another job took the room")
 
     def answer(self, asked: Ref) -> Any:
-        """What the server answers.
+        """Return the server's answer.
 
         Raises:
-          ClusterLost: it is gone, or nobody takes connections at the head of the cluster any more.
+          ClusterLost: the server is lost, or the head of the cluster accepts no connections for GONE_S seconds.
         """
         heard = time.monotonic()
         try:
@@ -191,7 +192,7 @@ class RayServer:
             raise ClusterLost(f"the server was lost ({reason})", "the Ray cluster", GO_ON) from error
 
     def run_round(self, round_index: int) -> RoundRecord:
-        """As `Server.run_round`. Raises ClusterLost also if all trainers were lost and none returns."""
+        """See `Server.run_round`. Raises ClusterLost also if all trainers were lost and none could be restarted."""
         try:
             return self._run_round(round_index)
         except NoTrainer as error:
@@ -207,6 +208,6 @@ class RayServer:
     params_sha256 = _in_actor(Server.params_sha256)
 
     def close(self) -> None:
-        """End the actors; Ray itself stays as it was."""
+        """End the actors; Ray continues to run."""
         for actor in self._actors:
             ray.kill(actor)  # trainers of later rounds end with the server, which started them

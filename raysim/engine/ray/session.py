@@ -1,4 +1,4 @@
-"""A running Ray: start, resources, and translation of Ray's errors."""
+"""Connection to Ray: start and end, resources, and translation of Ray's errors."""
 
 from __future__ import annotations
 
@@ -36,51 +36,53 @@ from raysim.engine.ray.forking import ADDRESS, ForkServer
 
 Answer = TypeVar("Answer")
 
-#: The handle of an actor, and a reference to what lies in Ray's store. Any: Ray adds `.remote` to functions in a way that a
-#: type checker cannot follow, and a reference is to whatever a task returned.
+#: The handle of an actor, and a reference to an object in Ray's store. Both are Any: a type checker cannot follow Ray's
+#: `.remote`, and a task may return any type.
 Actor = Any
 Ref = Any
 
-#: What Ray raises when an actor's process is gone, by itself, with its node, or by Ray's memory monitor.
+#: Errors that Ray raises when an actor's process has ended: by itself, with its node, or by Ray's memory monitor.
 ENDS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 
-#: The same, and what it raises when objects are gone that lay on a node.
+#: The errors in ENDS, and the error for lost objects of a node.
 LOSSES = (*ENDS, ObjectLostError)
 
 
-#: Seconds between two looks at a cluster that is waited for, or that may be gone.
+#: Seconds between two checks of a cluster that does not answer.
 PAUSE_S = 5.0
 
-#: Seconds without an answer after which a cluster is lost. Ray itself ends the process after 60, and being left takes it 20.
+#: Seconds without an answer after which a cluster counts as lost. Ray itself ends the process after 60 s, and
+#: disconnecting from Ray takes 20 s.
 GONE_S = 20.0
 
-#: How often a local Ray is started before its own limit of 30 s, which cannot be set, is an error; and what Ray then says.
+#: Number of attempts to start a local Ray, each with Ray's own limit of 30 s, which cannot be set; Ray's error message.
 STARTS, SLOW_START = 3, "timed out during startup"
 
 
 class Node(TypedDict):
-    """Ray's record of a node, as far as it is used here."""
+    """Ray's record of a node: the fields that raysim reads."""
 
     NodeID: str
     Alive: bool
     Resources: dict[str, float]
 
 
-#: Where Ray is started and ended for `ray_ahead`, one after the other.
+#: The thread that starts and ends Ray for `ray_ahead`.
 _STARTER = ThreadPoolExecutor(1, "ray-ahead")
-#: Losses after which this process left a Ray; see `end_process`.
+#: Losses after which this process disconnected from Ray; see `end_process`.
 _LEFT: list[ClusterLost] = []
-#: Of the local Ray that this process has started.
+#: Fork servers of the local Ray that this process has started.
 _FORK_SERVERS: list[ForkServer] = []
+#: The start that `ray_ahead` has begun.
 _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
 
 
 @contextlib.contextmanager
 def ray_ahead() -> Iterator[None]:
-    """Begin to start Ray and return at once: the processes of a local Ray take as long as importing PyTorch.
+    """Start Ray in a thread, since a local Ray takes as long to start as the import of PyTorch.
 
-    A `ray_session` in the block waits for it. After the block Ray is ended, without waiting for that either, also if
-    there was no session: an error is then told before Ray is gone. The process does not end before.
+    A `ray_session` in the block waits for the start. After the block, the thread ends Ray, even if there was no
+    session; the caller does not wait, so that an error is reported at once. The process ends only after Ray.
     """
     if ray.is_initialized():
         yield
@@ -98,10 +100,10 @@ def ray_ahead() -> Iterator[None]:
 def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0) -> Iterator[None]:
     """Connect to the current Ray, to RAY_ADDRESS, or to a new local Ray; only the local Ray is shut down.
 
-    After ClusterLost in the block the next session is a new connection, or a new local Ray.
+    After ClusterLost in the block, the next session is a new connection, or a new local Ray.
 
     Args:
-      on_step: on_step(what begins now, in words).
+      on_step: on_step(text) is called with the name of the step that begins.
       patience_s: seconds to wait for a cluster that does not answer.
     """
     begun, address = _BEGUN.get(), os.environ.get("RAY_ADDRESS")
@@ -113,15 +115,15 @@ def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: flo
         patiently(_start, patience_s, on_step)
     else:
         begun.result()
-        with contextlib.suppress(ValueError):  # not the main thread; there Ray would have set the first handler
+        with contextlib.suppress(ValueError):  # not the main thread, in which Ray itself would have handled SIGTERM
             for number in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                     signal.signal(number, lambda number, _: sys.exit(number))
     try:
         yield
     except ClusterLost as error:
         _LEFT.append(error)
-        if begun is not None:  # the next session begins by itself
+        if begun is not None:  # the next session starts Ray itself
             _BEGUN.set(None)
             _STARTER.submit(end_ray).result()
         raise
@@ -132,12 +134,12 @@ def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: flo
 
 
 def patiently(call: Callable[[], Answer], patience_s: float, on_step: Callable[[str], None]) -> Answer:
-    """Repeat a failing call() for the given seconds; a change of the reason is reported."""
+    """Repeat a failing call() for `patience_s` seconds; report the reason when it changes."""
     deadline, said = time.monotonic() + patience_s, ""
     while True:
         try:
             return call()
-        except Exception as error:  # Ray raises no class of its own where a cluster is not whole
+        except Exception as error:  # Ray has no error class for an incomplete cluster
             if time.monotonic() >= deadline:
                 raise
             if (reason := " ".join(str(error).split())[:300]) != said:
@@ -147,7 +149,7 @@ def patiently(call: Callable[[], Answer], patience_s: float, on_step: Callable[[
 
 
 def wait_for_end(on_step: Callable[[str], None]) -> None:
-    """Return once the Ray of `ray_ahead` is ended; on_step: see `ray_session`."""
+    """Wait until the Ray of `ray_ahead` has ended. on_step: see `ray_session`."""
     on_step(_ending())
     _STARTER.submit(lambda: None).result()
 
@@ -171,7 +173,7 @@ def _start() -> None:
         mend = "start the cluster, correct RAY_ADDRESS, or unset RAY_ADDRESS to start Ray on this machine"
         raise RaysimError("no Ray cluster answers", f"RAY_ADDRESS={address}", mend)
     is_ours = not address
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a start outside the main thread
+    logging.getLogger("ray").setLevel(logging.ERROR)  # suppresses Ray's warning of a start outside the main thread
     for attempts_left in reversed(range(STARTS)):
         try:
             with contextlib.ExitStack() as stack:
@@ -185,7 +187,7 @@ def _start() -> None:
                     logging_level=logging.ERROR,
                 )
             return
-        except Exception as error:  # Ray raises no class of its own here
+        except Exception as error:  # Ray has no error class for a failed start
             end_ray()
             if SLOW_START not in str(error):
                 raise
@@ -206,14 +208,14 @@ def end_ray() -> None:
 
 @contextlib.contextmanager
 def few_processes() -> Iterator[None]:
-    """Start a Ray in the block without dashboard, autoscaler and log monitor, and on Linux with forked workers.
+    """Run a Ray started in the block without dashboard, autoscaler and log monitor, and on Linux with forked workers.
 
-    Ray has no public switches for these processes. A version of Ray without the private names starts as usual.
+    Ray has no public options for these processes. A version of Ray without the private names starts as usual.
     """
     replacements: list[tuple[object, str, object]] = [
         (ray_node.Node, f"start_{process}", _nothing) for process in ("monitor", "log_monitor", "api_server")
     ]
-    # What the node's agent asks before it loads its part of the dashboard.
+    # The node's agent calls this function before it loads its part of the dashboard.
     replacements.append((utils, "get_dashboard_dependency_error", lambda: ImportError("no dashboard is wanted")))
     with contextlib.ExitStack() as stack:
         if sys.platform == "linux":  # forks are unsafe on macOS, and unknown to Windows
@@ -246,18 +248,18 @@ def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
 def _on_loopback() -> AbstractContextManager[None]:
     """Bind a Ray started in the block to 127.0.0.1, unreachable from other machines.
 
-    On macOS and Windows Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` takes the machine's own address.
+    On macOS and Windows, Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` uses the machine's address.
     """
     return _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def is_in_group() -> bool:
-    """Whether this process runs in a placement group, as a trial of a sweep."""
+    """Return whether this process runs in a placement group, as a trial of a sweep does."""
     return ray.util.get_current_placement_group() is not None
 
 
 def placements() -> list[dict[str, float]]:
-    """Return the resources of each place for a trainer: bundles of the placement group, else nodes."""
+    """Return the resources of each bundle of the current placement group; without a group, of each node."""
     group = ray.util.get_current_placement_group()
     return offered() if group is None else list(group.bundle_specs)
 
@@ -267,7 +269,7 @@ def offered() -> list[dict[str, float]]:
     context = ray.get_runtime_context()
     try:
         held: dict[str, float] = context.get_assigned_resources()
-    except AssertionError:  # how Ray says that this process is a driver
+    except AssertionError:  # raised by Ray in a driver process
         held = {}
     own = context.get_node_id()
     return [
@@ -286,16 +288,13 @@ def this_node() -> str:
 
 
 def live_nodes() -> list[Node]:
-    """Return Ray's records of live nodes, without draining nodes, where nothing new starts."""
+    """Return Ray's records of live nodes, without draining nodes, on which nothing new starts."""
     going = going_nodes()
     return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
 
 
 def going_nodes() -> frozenset[str]:
-    """Return Ray's ids of draining nodes, which were given notice and will disappear.
-
-    They are asked for once a second at most.
-    """
+    """Return Ray's ids of draining nodes, which will shut down soon. Ray is asked at most once a second."""
     return _going_nodes(int(time.monotonic()))
 
 
@@ -305,7 +304,7 @@ def _going_nodes(second: int) -> frozenset[str]:
 
 
 def can_connect(address: str) -> bool:
-    """Whether somebody listens at HOST:PORT; true for another address, such as "auto", which Ray itself knows."""
+    """Return whether a process listens at HOST:PORT; True for addresses without a port, such as "auto"."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return True
@@ -317,7 +316,7 @@ def can_connect(address: str) -> bool:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise the remote error without Ray's wrapper."""
+    """Raise a remote RaysimError without Ray's wrapper, and Ray's own errors as RaysimError."""
     try:
         yield
     except LOSSES as error:

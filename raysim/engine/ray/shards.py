@@ -1,4 +1,4 @@
-"""Files for nodes that cannot see the driver's disk: shards, and weights. Nothing here loads PyTorch."""
+"""Shards and weights for nodes that cannot read the driver's disk. This module does not load PyTorch."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from raysim.folders.files import file_digest, partial_file
 if TYPE_CHECKING:
     from raysim.data.shard_files import Filled, ShardPlan
 
-#: How often a file is asked for again after its host was lost.
+#: How often the request for a file is repeated after the loss of its host.
 RETRIES = 5
 
 
 def write_shards(plan: ShardPlan) -> Iterator[Filled]:
-    """`shard_files.write_serially` by the Ray Data pipeline, on the running Ray.
+    """Write shards as `shard_files.write_serially` does, with Ray Data on the running Ray.
 
-    A set of one window has nothing to do in parallel: this process writes the shards before Ray Data would have started.
+    A set of one window has nothing to parallelise; this process writes its shards without Ray Data.
     """
     from raysim.data.shard_files import write_serially
 
     if len(list(islice(plan.windows(), 2))) < 2:
         yield from write_serially(plan)
         return
-    from raysim.data.pipeline import write_with_ray_data  # takes a second: most runs find their shards written
+    from raysim.data.pipeline import write_with_ray_data  # takes a second; most runs find their shards written
 
     yield from write_with_ray_data(plan)
 
@@ -49,15 +49,15 @@ class FileHost:
         self._folder = Path(folder)
 
     def read(self, name: str) -> np.ndarray:
-        """(size,) uint8: the bytes of a file."""
+        """Return (size,) uint8: the bytes of a file."""
         return np.fromfile(self._folder / name, dtype=np.uint8)
 
 
 def shard_fetcher(folder: str, node: str) -> tuple[Path, Callable[[str], None] | None]:
-    """Return (folder to map, fetch) for the calling process.
+    """Return (folder of the shards for this process, function that fetches a shard, or None).
 
-    Where the driver's folder can be seen (one machine, a shared disk) it is used as it is. Elsewhere files come from
-    a host on the driver's node through the object store, into this node's temporary folder.
+    If this process can read the driver's folder (one machine, a shared disk), the folder is used, and fetch is None.
+    Otherwise fetch(file) copies a file from a `FileHost` on the driver's node to this node's temporary folder.
 
     Args:
       node: id of the driver's node.
@@ -73,10 +73,10 @@ def fetched_file(path: str, sha256: str, node: str) -> Path:
     """Return a local path for a file of the driver's node, copied once per node if necessary.
 
     Args:
-      sha256: of its contents.
+      sha256: SHA-256 of the file's contents.
       node: id of the driver's node.
     Raises:
-      RaysimError: it arrived with other contents.
+      RaysimError: the copied file has other contents.
     """
     here = Path(path)
     if here.is_file() and (
@@ -102,12 +102,12 @@ def _local_folder() -> Path:
 def _copy(folder: str, node: str, file: str, target: Path) -> None:
     temporary = partial_file(target)
     _read(folder, node, file).tofile(temporary)
-    # Several trainers of a node may fetch the same file; each of them puts a whole one there.
+    # Several trainers of a node may fetch the same file; each of them replaces it by a complete file.
     os.replace(temporary, target)
 
 
 def _read(folder: str, node: str, file: str) -> np.ndarray:
-    """(size,) uint8: the bytes of a file on the driver's node."""
+    """Return (size,) uint8: the bytes of a file on the driver's node."""
     for attempt in range(1 + RETRIES):
         try:
             contents: np.ndarray = ray.get(_host(folder, node).read.remote(file))
@@ -119,11 +119,12 @@ def _read(folder: str, node: str, file: str) -> np.ndarray:
     raise AssertionError("unreachable")
 
 
-@lru_cache(maxsize=2)  # of shards and of weights; a host ends when nobody keeps it
+@lru_cache(maxsize=2)  # one host for shards, one for weights; Ray ends a host without references
 def _host(folder: str, node: str) -> Actor:
-    """Return the job's shared host of shards, started by the first trainer without access to the folder.
+    """Return the job's shared host of a folder, started by the first process that asks for it.
 
-    A run that needs none has none. It ends with the trainer that started it; the next who asks starts another.
+    A run whose nodes can all read the folder starts no host. A host ends with the trainer that started it; the next
+    request starts a new one.
     """
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     name = f"raysim-files-{hashlib.sha256(folder.encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Trainer actors in their slots: started, watched, replaced when lost, ended when their device is full."""
+"""Trainer actors in slots: started, watched, replaced after a loss, ended if their device lacks memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from raysim.engine.trainer import Trainer
 
 Answer = TypeVar("Answer")
 
-#: How often something is tried again after its worker died, before the run gives up on it.
+#: How often a call or a start is repeated after the loss of its worker, before the run ends.
 RETRIES = 3
 
-#: Seconds that a round waits for all of its trainers; and for a single one, before the run gives up, if no nodes may come.
+#: Seconds that the first round waits for all trainers; also, if no nodes may be added, seconds to wait for one trainer.
 START_S = 120.0
 
 
 class NoTrainer(RaysimError):
-    """Not one trainer has started."""
+    """No trainer has started."""
 
 
 class NodeIsGoing(RaysimError):
-    """A trainer begins nothing more, since its node will be gone."""
+    """A trainer refuses a task, since its node is draining."""
 
 
 class TrainerActor:
@@ -44,12 +44,12 @@ class TrainerActor:
         self._make_trainer, self._gpu_share = make_trainer, gpu_share
 
     def start(self) -> Process:
-        """Build the trainer, and say where it is."""
+        """Build the trainer, and return its process."""
         self._trainer = self._make_trainer()
         if self._gpu_share:
             self._trainer.limit_memory(self._gpu_share)
         self._process = Process.own()
-        going_nodes()  # the first look takes longest
+        going_nodes()  # the first call takes longest
         return self._process
 
     def train(
@@ -58,9 +58,10 @@ class TrainerActor:
         """Return reports, then each client's memory as a separate object, so that old memories can be freed.
 
         Args:
-          is_last: nobody else could do it: it is begun though this node is going.
+          state: the state of `message`, which is sent separately.
+          is_last: train even if this node is draining, since no other trainer is left.
         """
-        if not is_last and self._process.node in going_nodes():  # asked here: what is queued cannot be called back
+        if not is_last and self._process.node in going_nodes():  # checked here: queued calls cannot be cancelled
             raise NodeIsGoing(f"node {self._process.node[:8]} is going", "a trainer", "others train its clients")
         message = replace(message, state=state)
         count = sum(len(block.clients) for block in blocks)
@@ -69,20 +70,20 @@ class TrainerActor:
 
     @own_errors()
     def call(self, function: Callable[..., Answer], *values: object) -> Answer:
-        """function(trainer, *values)."""
+        """Return function(trainer, *values)."""
         return function(self._trainer, *values)
 
     @own_errors()
     def score(
         self, function: Callable[..., Answer], point: EvaluationPoint, state: np.ndarray, slices: Sequence[Slice]
     ) -> Answer:
-        """function(trainer, slices), with the trainer's model at the point."""
+        """Return function(trainer, slices), with the model loaded from `point` and `state`."""
         with self._trainer.global_model(replace(point, state=state)):
             return function(self._trainer, slices)
 
     @own_errors()
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> object:
-        """One array for each share, see `Trainer.columns`."""
+        """Return one array for each share, see `Trainer.columns`; a single array is returned without a list."""
         rows = self._trainer.columns(parts, shares)
         return rows if len(rows) > 1 else rows[0]
 
@@ -99,9 +100,11 @@ class TrainerSlot:
     """A trainer's place in the pool.
 
     Attributes:
-      actor: who fills it now; started: what its `start` will return; process: where it is, None until it has started.
-      failures: starts that failed, one after the other.
-      is_retired: its device had no memory left for one more trainer; nobody fills it any more.
+      actor: the current actor of the slot.
+      started: reference to the result of the actor's `start`.
+      process: the actor's process; None until the actor has started.
+      failures: number of consecutive failed starts.
+      is_retired: whether the slot stays empty: the trainer's device lacked memory, or the trainer failed to start.
     """
 
     index: int
@@ -117,7 +120,7 @@ class TrainerSlot:
         return self.process.node if self.process else ""
 
     def asked_for(self, what: str) -> Watched:
-        """This trainer, which was asked for something."""
+        """Return a record of a call to this trainer. what: description of the call."""
         assert self.process is not None
         return Watched(self.actor, self.process, what)
 
@@ -125,17 +128,18 @@ class TrainerSlot:
 class TrainerSlots:
     """The trainers of a pool.
 
-    A lost trainer is started anew wherever its share of the resources is, or becomes, free; until then the run continues
-    without it. A trainer whose device has no memory left is ended for good: its memory goes to the others there.
+    A lost trainer is started again on any node where its share of the resources is or becomes free; until then the run
+    continues without it. A trainer whose device lacks memory is ended for good: the other trainers of the node may use
+    its memory.
 
     Args:
-      start: start(index) -> a new actor for that slot.
-      gpu_share: of a GPU that each trainer has.
+      start: start(index) -> a new actor for the slot.
+      gpu_share: each trainer's share of a GPU.
       timeout_s: see `Watch`.
-      patience_s: how long a round waits while not a single trainer can be had.
+      patience_s: seconds that a round waits if no trainer is ready.
 
     Attributes:
-      going: nodes that will be gone, as far as is known.
+      going: nodes known to be draining.
     """
 
     def __init__(
@@ -149,7 +153,7 @@ class TrainerSlots:
         self._start, self._gpu_share, self._patience_s = start, gpu_share, patience_s
         self.going: frozenset[str] = frozenset()
         self.watch = Watch(timeout_s)
-        self._gpu_shares: dict[str, float] = {}  # by node, where trainers were ended
+        self._gpu_shares: dict[str, float] = {}  # share of each remaining trainer, by node with ended trainers
         self._slots: list[TrainerSlot] = []
         self.grow(count)
 
@@ -160,7 +164,7 @@ class TrainerSlots:
         return len(self._slots)
 
     def grow(self, count: int) -> None:
-        """Start trainers until there are so many slots."""
+        """Start trainers until there are `count` slots."""
         for index in range(len(self._slots), count):
             actor = self._start(index)
             self._slots.append(TrainerSlot(index, actor, actor.start.remote()))
@@ -187,13 +191,16 @@ class TrainerSlots:
         return [slot for slot in self._slots if not slot.node and not slot.is_retired]
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Note who has started since; what building the last possible trainer raised is raised here."""
+        """Update the slots of trainers that have started or failed to start.
+
+        Lost trainers are replaced. A trainer that cannot be built is retired; the error of the last trainer is raised.
+        """
         starting = {slot.started: slot for slot in self.starting()}
         while starting:
             done, _ = ray.wait(list(starting), timeout=timeout_s)
             if not done:
                 return
-            slot, timeout_s = starting.pop(done[0]), 0.0  # waits for the first one only
+            slot, timeout_s = starting.pop(done[0]), 0.0  # waits for the first trainer only
             try:
                 slot.process, slot.failures = ray.get(done[0]), 0
             except RayError as error:
@@ -213,7 +220,10 @@ class TrainerSlots:
         slot.started = slot.actor.start.remote()
 
     def retire(self, slot: TrainerSlot) -> bool:
-        """End a trainer for good, unless it is the last; the node's remaining trainers may use the memory."""
+        """End a trainer for good, unless it is the last; return whether it was ended.
+
+        The node's other trainers may use its memory.
+        """
         if len(self.ready()) + len(self.starting()) < 2:
             return False
         node, slot.process, slot.is_retired = slot.node, None, True
@@ -226,7 +236,7 @@ class TrainerSlots:
         return True
 
     def check(self, slots: Iterable[TrainerSlot]) -> None:
-        """Replace those who do not answer: their process has ended."""
+        """Replace the trainers of slots whose process has ended."""
         asked = [(slot, slot.actor.__ray_ready__.remote()) for slot in slots]
         self.watch.all({answer: slot.asked_for("whether it is there") for slot, answer in asked})
         for slot, answer in asked:
@@ -239,7 +249,7 @@ class TrainerSlots:
         """Wait for the given number of trainers; after START_S seconds, for at least one.
 
         Raises:
-          NoTrainer: there is none.
+          NoTrainer: no trainer is ready.
         """
         began = time.monotonic()
         self.poll()

@@ -1,4 +1,4 @@
-"""Detection of unresponsive trainers; a killed trainer is handled as a lost trainer."""
+"""Detection of silent trainers; a silent trainer is killed and then handled as a lost trainer."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from raysim.engine.ray.session import Actor, Ref, going_nodes
 
 Answer = TypeVar("Answer")
 
-#: Seconds between two looks at trainers that are silent; a quarter of the limit, where that is less.
+#: Seconds between two checks for silent trainers; or a quarter of the limit, if this is less.
 LOOK_S = 5.0
 
-#: Seconds of silence after which a trainer's process must have computed something since the last look at it.
+#: Seconds of silence after which CPU time is checked, and seconds without CPU time after which a trainer is killed.
 IDLE_S = 30.0
 
-#: The limit by itself: so many times the longest time that a trainer took for an answer, and so many seconds at least.
+#: The automatic limit: TIMES the longest time that a trainer took for an answer, at least LEAST_S seconds.
 TIMES, LEAST_S = 20.0, 60.0
 
 
 class Process(NamedTuple):
-    """Process of a trainer. stack: file descriptor for the Python stack dumped at SIGUSR1, -1 without one."""
+    """Process of a trainer. stack: file descriptor to which SIGUSR1 dumps the Python stack; -1 if there is none."""
 
     node: str
     pid: int
@@ -51,7 +51,7 @@ class Process(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Who was asked, and for what, in words."""
+    """A trainer that was called. what: description of the call."""
 
     actor: Actor
     process: Process
@@ -60,15 +60,15 @@ class Watched(NamedTuple):
 
 @dataclass
 class Watch:
-    """Wait for answers of trainers, and kill the process of a silent trainer.
+    """Waits for answers of trainers, and kills the process of a silent trainer.
 
-    A trainer is silent from the time it was asked, or answered last. It is ended when it has been silent for longer than
-    the limit, or when its process has not computed at all for IDLE_S seconds, which a stopped one does not.
+    The silence of a trainer begins when it is called or answers. A trainer is killed when its silence exceeds the
+    limit, or when its process has used no CPU time for IDLE_S seconds, for example because the process was stopped.
 
     Attributes:
-      timeout_s: the limit; None: TIMES the longest silence before an answer so far; none before the first answer.
-      notes: a line for each trainer that was ended, for the user.
-      ended: those trainers -> what happened, where, how to mend it.
+      timeout_s: the limit; None: TIMES the longest silence before an answer so far; no limit before the first answer.
+      notes: lines for the user, such as one for each killed trainer.
+      ended: killed trainer -> (fault, place, remedy).
     """
 
     timeout_s: float | None = None
@@ -76,7 +76,7 @@ class Watch:
     ended: dict[Actor, tuple[str, str, str]] = field(default_factory=dict)
     _longest_s: float = 0.0
     _heard: dict[Actor, float] = field(default_factory=dict)
-    _computed: dict[Actor, tuple[float, float]] = field(default_factory=dict)  # when looked at, CPU seconds until then
+    _computed: dict[Actor, tuple[float, float]] = field(default_factory=dict)  # (time of last progress, CPU seconds)
 
     @property
     def limit_s(self) -> float:
@@ -85,13 +85,13 @@ class Watch:
         return max(LEAST_S, TIMES * self._longest_s) if self._longest_s else float("inf")
 
     def asked(self, actor: Actor) -> None:
-        """A trainer that had nothing to do has something now."""
+        """Note that a trainer was called: its silence begins now."""
         self._heard[actor] = time.monotonic()
 
     def first(self, asked: Mapping[Ref, Watched], also: Sequence[Ref] = ()) -> Ref:
-        """The first answer, or loss, of those asked, or the first of `also`."""
+        """Return the first reference of `asked` or `also` that is ready or lost."""
         while True:
-            # Not fetched: some answers are for another trainer.
+            # Not fetched: some answers are arguments for other trainers.
             pause_s = min(LOOK_S, self.limit_s / 4)
             done, _ = ray.wait([*asked, *also], num_returns=1, timeout=pause_s, fetch_local=False)
             if done:
@@ -101,7 +101,7 @@ class Watch:
             self._end_silent(asked.values())
 
     def all(self, asked: Mapping[Ref, Watched]) -> None:
-        """Return when everybody has answered, or is lost."""
+        """Return when every trainer has answered or is lost."""
         missing = dict(asked)
         for one in missing.values():
             self.asked(one.actor)
@@ -116,7 +116,7 @@ class Watch:
 
     def _end_silent(self, asked: Iterable[Watched]) -> None:
         now = time.monotonic()
-        for one in {one.actor: one for one in reversed([*asked])}.values():  # the first that each was asked for
+        for one in {one.actor: one for one in reversed([*asked])}.values():  # the first call of each trainer
             silent_s = now - self._heard.setdefault(one.actor, now)
             if silent_s > self.limit_s:
                 self._end(one, silent_s, "raise resources.client_timeout_s if clients may take that long")
@@ -124,7 +124,7 @@ class Watch:
                 self._end(one, silent_s, f"the process stood still for {IDLE_S:g} s: check the machine")
 
     def _is_idle(self, one: Watched, now: float) -> bool:
-        """Whether a process has computed nothing for IDLE_S seconds, as far as can be seen."""
+        """Return whether a process is known to have used no CPU time for IDLE_S seconds."""
         spent = _on_node(one.process.node, _cpu_seconds, one.process.pid)
         if spent is None:
             return False
@@ -136,7 +136,7 @@ class Watch:
 
     def _end(self, one: Watched, silent_s: float, mend: str) -> None:
         place = _on_node(one.process.node, _end_process, *one.process[1:])
-        if place is None:  # nobody there to do it; if the node is gone, Ray says so soon
+        if place is None:  # the node does not answer; if the node is lost, Ray reports the loss soon
             return
         self._heard.pop(one.actor, None)
         self._computed.pop(one.actor, None)
@@ -150,7 +150,7 @@ class Watch:
 
 
 def _on_node(node: str, function: Callable[..., Answer], *values: int) -> Answer | None:
-    """function(*values) in a process on a node; None if that cannot be done soon."""
+    """Return function(*values), called in a process on a node; None if the node does not answer within 20 s."""
     if node in going_nodes():  # Ray starts nothing there
         return None
     here = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -163,13 +163,13 @@ def _on_node(node: str, function: Callable[..., Answer], *values: int) -> Answer
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU time that a process has spent so far."""
+    """Return the CPU time that a process has used so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def _end_process(pid: int, stack: int) -> str:
-    """Kill a process of this machine; return the last known place of the Python code, " in FILE, line N, in NAME"."""
+    """Kill a process of this machine; return the place of its Python code, " in FILE, line N, in NAME", or ""."""
     place = ""
     with contextlib.suppress(OSError):
         if stack >= 0:
