@@ -383,8 +383,9 @@ def _transform(table: DataFrame, name: str, training: Series, options: ReaderOpt
 def _named(table: DataFrame, name: str) -> tuple[tuple[str, ...], np.ndarray]:
     """(names of a column's values in their order, (n,) int64 which one each row has): classes, or domains."""
     column = table[name]
-    if _is_numeric(column) and (_kind(column) != "float" or (column == column.round()).all()):
-        cells = column.to_numpy(bool if _kind(column) == "bool" else np.int64)
+    kind = _kind(column)
+    if kind in ("bool", "int"):
+        cells = column.to_numpy(bool if kind == "bool" else np.int64)
     else:
         cells = np.array([str(cell) for cell in column], object)
     values, codes = np.unique(cells, return_inverse=True)
@@ -396,7 +397,9 @@ def _named(table: DataFrame, name: str) -> tuple[tuple[str, ...], np.ndarray]:
 
 def _kind(column: Series) -> str:
     """ "bool", "int", "float" or "words"."""
-    letter = column.convert_dtypes().dtype.kind  # whole numbers, though pandas writes 1.0 beside a gap
+    letter = column.dtype.kind
+    if letter == "f" and (column.dropna() % 1 == 0).all():  # pandas writes 1.0 beside a gap
+        letter = "i"
     return {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(letter, "words")
 
 
