@@ -1,23 +1,26 @@
 """The Ray Data pipeline that shards a partitioned set: the only place where ray.data is used.
 
-Numbers of windows -> `map_batches`, a window's rows of a prepared set -> `map_batches`, the preprocessing -> `map_batches`,
-each row to its client's place in the shard files -> the driver counts the places and completes the files
-(`shard_files.write_files`). On one node Ray Data runs the three maps of a window in one task, and no pixel passes the object
-store; with several nodes, files are read and written where they lie, on the driver's, and the preprocessing runs on all. Ray
-Data bounds the blocks on their way.
+Rows of prepared sets (`SetDatasource`) -> `map_batches`, the preprocessing -> `map_batches`, each row to its client's
+place in the shard files -> the driver counts the places and completes the files (`shard_files.write_files`). On one node
+Ray Data runs the three steps of a window in one task, and no pixel passes the object store; with several nodes, files are
+read and written where they lie, on the driver's, and the preprocessing runs on all. Ray Data bounds the blocks on their way.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import ray.data
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -30,14 +33,42 @@ from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scat
 Placement = dict[str, Any]  # of Ray Data's maps, where they say on which nodes their tasks run
 
 
+class SetDatasource(Datasource):
+    """Rows of prepared sets, with the columns input, target and row: a read task for each window."""
+
+    def __init__(self, windows: Sequence[Window]):
+        super().__init__()
+        self._windows = windows
+
+    def get_name(self) -> str:
+        return "PreparedSet"
+
+    def estimate_inmemory_data_size(self) -> int:
+        return sum(window.size_bytes for window in self._windows)
+
+    def get_read_tasks(self, parallelism: int, *limits: object, **more: object) -> list[ReadTask]:
+        """Run a task for each window, which is sized to fit into memory."""
+        return [ReadTask(partial(_read, window), _metadata(window)) for window in self._windows]
+
+
+def _read(window: Window) -> list[pa.Table]:
+    return [read_window(window)]
+
+
+def _metadata(window: Window) -> BlockMetadata:
+    known: dict[str, Any] = {"num_rows": window.end - window.start, "size_bytes": window.size_bytes}
+    # All fields must be given, and versions of Ray have different ones.
+    return BlockMetadata(**{field.name: known.get(field.name) for field in fields(BlockMetadata)})
+
+
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     """`shard_files.write_serially` on the running Ray, windows in any order."""
     windows = list(plan.windows())
     here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
     with _plain():
+        placed = {"concurrency": here["concurrency"], **_reading(here)}
+        rows = ray.data.read_datasource(SetDatasource(windows), override_num_blocks=len(windows), **placed)
         batches: Any = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
-        numbers = ray.data.from_items(list(range(len(windows))), override_num_blocks=len(windows))
-        rows = numbers.map_batches(partial(_read, windows), **batches, **here)
         if plan.has_work:
             work = partial(_preprocessed, plan.preprocess, packed(plan.preprocess.own))
             rows = rows.map_batches(work, **batches, **anywhere)
@@ -45,11 +76,6 @@ def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
         # As Arrow's: targets may have several numbers a row.
         for table in filled.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from (Filled(**columns_of(record)) for record in table.to_batches())
-
-
-def _read(windows: Sequence[Window], numbers: pa.Table) -> pa.Table:
-    (number,) = numbers["item"].to_pylist()  # a block holds one
-    return read_window(windows[number])
 
 
 def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.Table:
@@ -89,6 +115,16 @@ def _on_this_node(num_tasks: int) -> Placement:
         return bounded
     # Not `label_selector`, which Ray 2.52 does not take here.
     return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}
+
+
+def _reading(place: Placement) -> Placement:
+    """The same for `read_datasource`. From Ray 2.64 on it takes a label selector in the place of remote arguments."""
+    remote = {key: value for key, value in place.items() if key != "concurrency"}
+    if "label_selector" not in inspect.signature(ray.data.read_datasource).parameters:
+        return {"ray_remote_args": remote}
+    if remote.pop("scheduling_strategy", None) is not None:
+        remote["label_selector"] = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+    return remote
 
 
 def _anywhere(num_tasks: int) -> Placement:

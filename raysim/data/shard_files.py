@@ -76,6 +76,10 @@ class Window(NamedTuple):
     start: int
     end: int
 
+    @property
+    def size_bytes(self) -> int:
+        return (self.end - self.start) * math.prod(self.source.shape) * np.dtype(self.source.input_type).itemsize
+
 
 class Filled(NamedTuple):
     """Written rows: (n,) number of the file and place in the file; (n, ...) target."""
