@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raysim.base.settings import Raw, Settings
-from raysim.cli.terminal import MOST_ROWS, LiveLine, command_began, first_of, out, print_table
+from raysim.cli.terminal import MOST_ROWS, LiveLine, command_began, duration, first_of, out, print_table
 from raysim.config import Config, methods_label
 from raysim.engine.device import num_accelerators
 from raysim.folders.storage import Copy
@@ -132,7 +132,7 @@ def _print(priced: Sequence[Priced], seconds: float, source: str) -> None:
     groups: dict[tuple[str, str], list[Priced]] = defaultdict(list)
     for each in priced:
         groups[each.config.model.name, methods_label(each.config.methods)].append(each)
-    table = Table(title=escape(f"{source}: {_text_of(seconds)} on this machine"))
+    table = Table(title=escape(f"{source}: {duration(seconds)} on this machine"))
     columns = ["runs", "rounds", "local steps", "images trained", "images scored", "MB up", "MB down", "time of runs"]
     if any(each.cost.simulated_s for each in priced):
         columns.append("simulated time")
@@ -156,14 +156,7 @@ def _cells(some: Sequence[Priced]) -> list[str]:
     counts = [len(some), *(sum(getattr(t, name) for t in totals) for name in ("rounds", "steps", "images"))]
     counts.append(sum(each.cost.scored for each in some))
     sent = (f"{sum(each.mb(way) for each in some):,.1f}" for way in ("up", "down"))
-    times = [_text_of(sum(each.seconds for each in some))]
+    times = [duration(sum(each.seconds for each in some))]
     if simulated_s := sum(each.cost.simulated_s for each in some):
-        times.append(_text_of(simulated_s))
+        times.append(duration(simulated_s))
     return [*(f"{count:,}" for count in counts), *sent, *times]
-
-
-def _text_of(seconds: float) -> str:
-    """Seconds as a reader takes them: "40 s", "12 min", "3.5 h"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -17,7 +17,7 @@ from rich.table import Table
 from raysim.base.direction import main_of
 from raysim.base.errors import DataError, RaysimError, explained
 from raysim.base.uri import is_uri
-from raysim.cli.terminal import print_table
+from raysim.cli.terminal import duration, print_table
 from raysim.config import located_path
 from raysim.folders.filesystems import FAILURES, Stamp, reached_folder, stamps
 from raysim.folders.run_folder import MARKS, RunFolder
@@ -91,7 +91,8 @@ def _runs_table(place: str, folder: Path, changed: Mapping[str, Stamp]) -> Table
             states = Counter(each.state for each in some)
             state, score = ", ".join(f"{count} {each}" for each, count in sorted(states.items())), ""
         rounds = f"{sum(each.num_done for each in some)} of {sum(each.rounds for each in some)}"
-        table.add_row(*map(escape, (name, state, rounds, score, _age(max(each.changed_s for each in some)))))
+        age_s = max(0.0, time.time() - max(each.changed_s for each in some))
+        table.add_row(*map(escape, (name, state, rounds, score, f"{duration(age_s)} ago")))
     return table
 
 
@@ -106,12 +107,3 @@ def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str,
     scores = [f"{column.removeprefix('server/')} {float(row[column]):.4f}" for row in rows if row.get(column)]
     rounds = max(rounds, len(rows))  # a method may work in a round behind the last
     return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", at_s)
-
-
-def _age(at_s: float) -> str:
-    """How long ago something was, in its largest unit."""
-    seconds = max(0.0, time.time() - at_s)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

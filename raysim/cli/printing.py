@@ -137,7 +137,7 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
       settings: of the `report` group, from the command line; empty ones are not given.
       folder: see `default_folder`; nothing is written where there are no paths either.
     """
-    from raysim.reporting.build import make_report, published_report
+    from raysim.reporting.build import make_report
     from raysim.reporting.document import conclusions
     from raysim.reporting.render import effects, header_of, lines_of, terminal
     from raysim.reporting.report import default_folder, write
@@ -145,7 +145,7 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
     with LiveLine() as line:
         line.step("reading the runs")
         given = {key: value for key, value in settings.items() if value}
-        report = make_report(paths, given) if paths else published_report(given)
+        report = make_report(paths, given)
     for table in report.tables:
         out.print(f"{table.title}: {report.metric}{', in %' * table.metric.is_share}", markup=False)
         print_table(terminal(header_of(table, report.group.rows), lines_of(table)))

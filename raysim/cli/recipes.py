@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import filecmp
 import re
 import shutil
 from pathlib import Path
@@ -74,7 +75,7 @@ def copy(name: str, target: str | None) -> list[Path]:
       ConfigError: unknown name, or another file is there already. DataError: a copy cannot be written.
     """
     copies = _copies_of_kind(name, target) if name in KINDS else _copies_of_file(name, target)
-    others = [path for path, file in copies.items() if path.exists() and not _is_same(path, file)]
+    others = [path for path, file in copies.items() if path.exists() and not filecmp.cmp(path, file, shallow=False)]
     text = "exists with different content; give another file or folder after --copy"
     refuse((Fault(str(path), text) for path in others), f"a copy of {name}")
     with explained("cannot write a copy", "", "give another file or folder after --copy", OSError):
@@ -105,7 +106,3 @@ def _bases(file: Path) -> list[Path]:
     """The base files of a file, the nearest first."""
     base = yaml.safe_load(file.read_text()).get("base")
     return [file.parent / base, *_bases(file.parent / base)] if base else []
-
-
-def _is_same(path: Path, file: Path) -> bool:
-    return path.is_file() and path.read_bytes() == file.read_bytes()

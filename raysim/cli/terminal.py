@@ -72,6 +72,15 @@ def first_of(lines: Sequence[str], where: str = "") -> list[str]:
     return [*lines[:MOST_ROWS], *more]
 
 
+def duration(seconds: float) -> str:
+    """Seconds as a reader takes them: "40 s", "12 min", "3.5 h", "2.5 d"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
 def say(line: str) -> None:
     out.print(line, markup=False)
     out.file.flush()

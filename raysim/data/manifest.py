@@ -341,17 +341,17 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
       DataError: a class that this set does not have, other inputs or targets, or no test row.
     """
     info, own = other.info, images.info
-    known, where = list(images.info.classes), f"data.test_sets, {name}"
-    missing = [cls for cls in other.info.classes if cls not in known]
+    known, where = list(own.classes), f"data.test_sets, {name}"
+    missing = [cls for cls in info.classes if cls not in known]
     if missing:
-        what = f"{len(missing)} classes are missing in {images.info.name!r}, such as {missing[0]!r}"
+        what = f"{len(missing)} classes are missing in {own.name!r}, such as {missing[0]!r}"
         raise DataError(what, where, "take a set whose classes have the same names")
     theirs, ours = ((each.target_type, each.target_shape, each.input_type) for each in (info, own))
     if theirs != ours or (not own.is_images and info.shape != own.shape):
         what = f"inputs of {info.input_type} {info.shape} with targets of {info.target_type} {info.target_shape}"
         raise DataError(what, where, f"take a set with inputs and targets like {own.name}")
     if own.is_images and info.shape[2] not in (1, own.shape[2]):
-        what = f"images with {other.info.shape[2]} channels for a set with {images.info.shape[2]}"
+        what = f"images with {info.shape[2]} channels for a set with {own.shape[2]}"
         raise DataError(what, where, "take a set with as many channels, or a grey set")
     splits = other.splits
     rows = np.arange(len(other)) if splits is None else np.flatnonzero(splits == TEST)
@@ -362,13 +362,13 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
         raise DataError(
             what, where, "prepare both sets from tables with the same columns, or from one table with splits"
         )
-    if own.groups is not own.classes and info.classes != own.classes:
+    has_classes = own.groups is own.classes
+    if not has_classes and info.classes != own.classes:
         what = f"outputs {', '.join(info.classes[:8])} for a set with {', '.join(own.classes[:8])}"
         raise DataError(what, where, f"take a set with the outputs of {own.name}, in the same order")
-    if own.groups is not own.classes:
-        return OtherTest(name, str(other.path), info.checksum, rows, None)
-    relabel = np.array([known.index(cls) for cls in other.info.classes], np.int64)
-    return OtherTest(name, str(other.path), other.info.checksum, rows, relabel[other.labels[rows]])
+    relabel = np.array([known.index(cls) for cls in info.classes], np.int64)
+    labels = relabel[other.labels[rows]] if has_classes else None
+    return OtherTest(name, str(other.path), info.checksum, rows, labels)
 
 
 def _partition(

@@ -23,8 +23,9 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,16 +51,11 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
     """work(item) for each item, in order, on all cores (Pillow decodes outside the GIL); looks a few items ahead."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[np.ndarray]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        submitted = (pool.submit(work, item) for item in items)
+        waiting = deque(islice(submitted, 2 * workers))
+        while waiting:
+            waiting.extend(islice(submitted, 1))
+            yield waiting.popleft().result()
 
 
 @dataclass(frozen=True)

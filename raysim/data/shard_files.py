@@ -25,7 +25,7 @@ from raysim.base.errors import DataError, explained
 from raysim.data.arrow import PreparedSet, SetInfo, describe
 from raysim.data.manifest import Manifest
 from raysim.data.preprocess import Preprocess
-from raysim.data.rows import check_range, columns_of, full_disk, record_of, update
+from raysim.data.rows import check_range, columns_of, record_of, update
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -217,11 +217,7 @@ def work_on(preprocess: Preprocess, table: pa.Table) -> pa.Table:
 
 
 def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
-    """Write the rows of a window to their places in the files. A second time, after a lost worker, changes nothing.
-
-    Raises:
-      DataError: no space on the disk.
-    """
+    """Write the rows of a window to their places in the files. A second time, after a lost worker, changes nothing."""
     # As one record: a file of a million clients gets a few rows of each.
     columns = columns_of(table.combine_chunks().to_batches()[0])
     inputs, first_row = columns["input"], columns["row"][0]
@@ -231,8 +227,7 @@ def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
     write = _map_rows if inputs[0].nbytes < PAGE_BYTES else _write_rows
     for start, end in _runs(numbers):
         file = plan.files[numbers[start]]
-        with full_disk(Path(file.path).parent):
-            write(file, plan.inputs_at, inputs, rows[start:end], places[start:end])
+        write(file, plan.inputs_at, inputs, rows[start:end], places[start:end])
     targets, given = columns["target"][rows], plan.labels[order]
     return Filled(numbers, places, np.where(given < 0, targets, given) if (given >= 0).any() else targets)
 
@@ -282,11 +277,10 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
     Args:
       on_progress: on_progress(rows written, rows in all).
     Raises:
-      DataError: no space, a label outside the classes, or places that nobody has filled.
+      DataError: a label outside the classes, or places that nobody has filled. OSError: no space on the disk.
     """
     for file in plan.files:
-        with full_disk(Path(file.path).parent):
-            _lay_out(file, plan.info)
+        _lay_out(file, plan.info)
     targets = [np.zeros((file.count, *plan.info.target_shape), plan.info.target_type) for file in plan.files]
     is_filled = [np.zeros(file.count, bool) for file in plan.files]
     left, num_done = np.array([file.count for file in plan.files]), 0
@@ -376,14 +370,13 @@ def _finish(plan: ShardPlan, number: int, targets: np.ndarray) -> None:
     path = Path(file.path)
     if plan.info.groups is plan.info.classes:
         check_range(targets, len(plan.info.classes), f"{path.stem}, row")
-    with full_disk(path.parent):
-        whole = pa.memory_map(str(path)).read_buffer()
-        record = pa.ipc.open_file(whole).get_batch(0)
-        if file.count:
-            assert _entries(record, "input").address - whole.address == plan.inputs_at, path
-            with open(path, "rb+") as target:
-                _write_at(target.fileno(), targets, _entries(record, "target").address - whole.address)
-        digest = hashlib.sha256()
-        update(digest, columns_of(record))
-        info = replace(plan.info, name=path.stem, num_examples=file.count, source=file.source)
-        describe(path).write_text(replace(info, checksum=digest.hexdigest()).to_json())
+    whole = pa.memory_map(str(path)).read_buffer()
+    record = pa.ipc.open_file(whole).get_batch(0)
+    if file.count:
+        assert _entries(record, "input").address - whole.address == plan.inputs_at, path
+        with open(path, "rb+") as target:
+            _write_at(target.fileno(), targets, _entries(record, "target").address - whole.address)
+    digest = hashlib.sha256()
+    update(digest, columns_of(record))
+    info = replace(plan.info, name=path.stem, num_examples=file.count, source=file.source)
+    describe(path).write_text(replace(info, checksum=digest.hexdigest()).to_json())

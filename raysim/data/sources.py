@@ -1,6 +1,6 @@
 """The sets that `raysim prepare` knows, and their preparation.
 
-To add a set, write one reader, one line of READERS, and one entry of sets.yaml. A reader takes a Request (the folder of
+To add a set, write one reader, and one entry of sets.yaml that names the reader. A reader takes a Request (the folder of
 source files and the user's options) and returns Contents: class names and batches in a fixed order. An example, for a set
 stored as scans.npy (n, height, width) and grades.npy (n,), of which the last 1,000 are the official test images:
 
@@ -24,20 +24,21 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from raysim.base.errors import DataError, did_you_mean
+from raysim.base.settings import Raw
 from raysim.base.texts import name_fault
 from raysim.data.arrow import PreparedSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.facts import FACTS, SETS, checked
 from raysim.data.reader_api import Contents, Request, files_checksum
-from raysim.data.readers import arrays, table_files, table_sets, text_files, trees
-from raysim.data.readers.leaf import read_leaf
+from raysim.data.readers.arrays import read_medmnist
 from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions, option
-from raysim.data.readers.shapes import read_shapes
 from raysim.data.rows import SetRows
 from raysim.folders.storage import Copy
 
@@ -54,61 +55,22 @@ class Source:
     description: str
     read: Callable[[Request], Contents]
     origin: str = "you"
-    options: tuple[str, ...] = ()
+    options: Sequence[str] = ()
     has_files: bool = True
 
 
-READERS: dict[str, Callable[[Request], Contents]] = {
-    "digits": arrays.read_digits,
-    "mnist5k": arrays.read_mnist5k,
-    "shapes": read_shapes,
-    "breast_cancer": arrays.read_bundled,
-    "diabetes": arrays.read_bundled,
-    "wine": arrays.read_bundled,
-    "cifar10": arrays.read_cifar,
-    "cifar100": arrays.read_cifar,
-    "cifar10_1_v4": arrays.read_cifar10_1,
-    "cifar10_1_v6": arrays.read_cifar10_1,
-    "mnist": arrays.read_mnist,
-    "emnist_balanced": arrays.read_emnist,
-    "emnist_byclass": arrays.read_emnist,
-    "emnist_digits": arrays.read_emnist,
-    "emnist_letters": arrays.read_emnist,
-    "fashion_mnist": partial(arrays.read_mnist, kind="FashionMNIST"),
-    "stl10": arrays.read_stl10,
-    "tiny_imagenet": trees.read_tiny_imagenet,
-    "covid19": partial(trees.read_folder, inner=("Curated X-Ray Dataset",)),
-    "covid19_radiography": partial(trees.read_folder, inner=("COVID-19_Radiography_Dataset",), leaf="images"),
-    "eurosat": trees.read_eurosat,
-    "cub200": trees.read_cub200,
-    "imagenet_r": partial(trees.read_folder, inner=("imagenet-r",)),
-    "imagenet100": partial(trees.read_folder, inner=("imagenet100",)),
-    "pacs": partial(trees.read_domains, inner=("kfold", "PACS")),
-    "ham10000": trees.read_ham10000,
-    "adult": table_sets.read_adult,
-    "wine_quality": table_sets.read_wine_quality,
-    "shakespeare": text_files.read_shakespeare,
-    "table": table_files.read_table_files,
-    "text": text_files.read_text,
-    "leaf": read_leaf,
-    "folder": trees.read_folder,
-    "domains": trees.read_domains,
-    "npz": arrays.read_npz,
-    "arrow": trees.read_table,
-    "parquet": trees.read_table,
-}
-
-
-def _source(name: str, description: str, facts: object = None, options: Sequence[str] = (), **more: Any) -> Source:
+def _source(reader: str, layout: Raw = MappingProxyType({}), facts: object = None, **about: Any) -> Source:
     """Return an entry of sets.yaml with its reader. facts: see `raysim.data.facts`."""
-    return Source(description, READERS[name], options=tuple(options), **more)
+    file, _, function = reader.partition(".")
+    read = getattr(import_module(f"raysim.data.readers.{file}"), function)
+    return Source(read=partial(read, **layout), **about)
 
 
 SOURCES: dict[str, Source] = {
-    **{name: _source(name, **about) for name, about in SETS["sets"].items()},
+    **{name: _source(**about) for name, about in SETS["sets"].items()},
     **{
         name + suffix: Source(
-            f"MedMNIST, {what}, {size} x {size}", arrays.read_medmnist, "https://medmnist.com", ("download",)
+            f"MedMNIST, {what}, {size} x {size}", read_medmnist, "https://medmnist.com", ("download",)
         )
         for name, what in SETS["medmnist"].items()
         for suffix, size in (("", 28), ("_64", 64), ("_128", 128), ("_224", 224))

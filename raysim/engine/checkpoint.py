@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 from raysim.base.errors import RaysimError, explained
 from raysim.base.reading import read_json
 from raysim.engine.messages import Packed, Snapshot
-from raysim.folders.files import partial_file, sync_folder, write_file
+from raysim.folders.files import partial_file, sync, write_file
 
 ARRAY = "__array__"
 
@@ -100,7 +100,7 @@ class CheckpointStore:
         write_file(building / "checkpoint.json", json.dumps({**fields, "self": _digest_of(fields)}).encode())
         shutil.rmtree(target, ignore_errors=True)
         os.rename(building, target)
-        sync_folder(self.folder)
+        sync(self.folder)
         self._prune()
         return target
 

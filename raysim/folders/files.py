@@ -31,9 +31,9 @@ def replaced_file(path: Path) -> Iterator[Path]:
     temporary = partial_file(path)
     try:
         yield temporary
-        sync_file(temporary)
+        sync(temporary)
         os.replace(temporary, path)
-        sync_folder(path.parent)  # the name, too
+        sync(path.parent)  # the name, too
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -50,18 +50,9 @@ def file_digest(path: Path, kind: str = "sha256") -> str:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
-def sync_file(path: Path) -> None:
-    """Make what a file holds durable."""
-    _sync(path, os.O_RDWR)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    _sync(folder, os.O_RDONLY)
-
-
-def _sync(path: Path, mode: int) -> None:
-    descriptor = os.open(path, mode)
+def sync(path: Path) -> None:
+    """Make the content of a file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

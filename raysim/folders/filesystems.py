@@ -199,9 +199,4 @@ def _copy(source: fs.FileSystem, path: str, target: fs.FileSystem, other: str) -
 
 def _in_parallel(act: Callable[[str], None], names: Iterable[str]) -> None:
     with ThreadPoolExecutor(PARALLEL, "files") as workers:
-        try:
-            for done in [workers.submit(act, name) for name in names]:
-                done.result()
-        except BaseException:
-            workers.shutdown(wait=False, cancel_futures=True)  # each of the others might wait for its limits, too
-            raise
+        list(workers.map(act, names))  # the first failure cancels the files that have not begun

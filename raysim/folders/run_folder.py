@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import os
 import shutil
@@ -110,24 +109,23 @@ class RunFolder:
         Raises:
           ConfigError: it cannot be made.
         """
-        fresh = time.strftime("run-%Y%m%d-%H%M%S")
+        fresh, attempt = time.strftime("run-%Y%m%d-%H%M%S"), 0
         storage = storage.absolute()
         try:
             if name is not None:
                 (storage / name).mkdir(parents=True, exist_ok=True)
                 return RunFolder(storage / name)
             storage.mkdir(parents=True, exist_ok=True)
-            for attempt in itertools.count():
+            while True:
                 path = storage / (f"{fresh}-{attempt}" if attempt else fresh)
-                if is_taken(path.name):
-                    continue
                 with suppress(FileExistsError):
-                    path.mkdir()
-                    return RunFolder(path)
+                    if not is_taken(path.name):
+                        path.mkdir()
+                        return RunFolder(path)
+                attempt += 1
         except OSError as error:
             fault = Fault("storage", f"cannot make a run directory ({error}); choose a writable folder")
             raise ConfigError([fault], "the configuration") from error
-        raise AssertionError("unreachable")
 
     @staticmethod
     def below(path: Path) -> list[RunFolder]:

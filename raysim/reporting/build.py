@@ -100,11 +100,6 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     )
 
 
-def published_report(given: Settings) -> ReportContents:
-    """Average, rank and test the numbers of published tables alone. Raises as `make_report`."""
-    return make_report([], given)
-
-
 def _without_code(group: ReportGroup, given: Settings) -> tuple[ReportGroup, list[str]]:
     """The group without figures of code that only files of runs name, and a note about each."""
     code = [name for name in group.figures or () if ":" in name] if "figures" not in given else []

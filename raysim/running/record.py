@@ -18,7 +18,7 @@ from raysim.base.settings import Settings
 from raysim.base.texts import cells, round_name
 from raysim.config import StopGroup
 from raysim.engine.round_metrics import RoundRecord
-from raysim.folders.files import sync_file, sync_folder
+from raysim.folders.files import sync
 from raysim.folders.records import record_chain
 from raysim.folders.run_folder import RunFolder
 from raysim.running.board import Board
@@ -123,10 +123,10 @@ class Recorder:
             self._chain.add_file(self.folder.clients.name, self.folder.append_clients(pa.concat_tables(self._tables)))
             self._tables = []
         for path in self._arrays:
-            sync_file(path)
+            sync(path)
             self._chain.add_file(self.folder.arrays.name, path)
         if self._arrays:
-            sync_folder(self.folder.arrays)
+            sync(self.folder.arrays)
             self._arrays = []
         os.fsync(self._csv.fileno())
         if self._confusion is not None:

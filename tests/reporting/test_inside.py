@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raysim.base.errors import ConfigError
-from raysim.reporting.build import make_report, published_report
+from raysim.reporting.build import make_report
 from raysim.reporting.published import FOLDER
 from raysim.reporting.render import PUBLISHED, lines_of
 from raysim.reporting.report import write
@@ -37,7 +37,7 @@ def printed(name):
 @pytest.mark.parametrize("number", ["05", "06", "07", "08", "09"])
 def test_gains_of_published_rows_are_the_printed_ones(number):
     name = f"flfa_table_{number}"
-    report = published_report({"published": [name], "columns": ["dataset"], "gain": "FLFA"})
+    report = make_report([], {"published": [name], "columns": ["dataset"], "gain": "FLFA"})
     (table,) = report.tables
     want = printed(name)
     assert {column[0] for column in table.gains} == {dataset for dataset, _ in want}
@@ -50,7 +50,7 @@ def test_gains_of_published_rows_are_the_printed_ones(number):
 @pytest.mark.parametrize("number", ["10", "11"])
 def test_gains_over_one_layer_are_the_printed_ones(number):
     name = f"flfa_table_{number}"
-    report = published_report({"published": [name], "columns": ["dataset", "fa_layers"], "gain": "fa_layers=1"})
+    report = make_report([], {"published": [name], "columns": ["dataset", "fa_layers"], "gain": "fa_layers=1"})
     (table,) = report.tables
     want = printed(name)
     assert len(table.gains) == len(want) == 6

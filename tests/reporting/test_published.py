@@ -7,7 +7,7 @@ import pytest
 from raysim.base.errors import ConfigError, DataError
 from raysim.config import parse_report, read_config
 from raysim.config.sweep import grid
-from raysim.reporting.build import make_report, published_report
+from raysim.reporting.build import make_report
 from raysim.reporting.drawing import figure_faults
 from raysim.reporting.published import FOLDER, is_same, match, published
 from raysim.reporting.render import lines_of
@@ -71,7 +71,7 @@ def test_every_shipped_table_reads():
     assert missing
     assert all(cell.value is None for cell in missing)
     for name in ("fedvg_table_A7", "flfa_table_01", "livar_table_1", "univarfl_table_1"):
-        assert published_report({"published": [name]}).tables
+        assert make_report([], {"published": [name]}).tables
 
 
 def test_unknown_published_table_names_the_nearest():
@@ -107,12 +107,12 @@ def test_every_trial_of_a_recipe_finds_its_published_cell(name):
 
 
 def test_a_recipes_published_table_compares_the_rows_that_the_recipe_compares():
-    (table,) = published_report({"published": ["paper:flfa/table_4"]}).tables
+    (table,) = make_report([], {"published": ["paper:flfa/table_4"]}).tables
     assert table.rows == ("BP", "FLFA", "FLFA* (fixed random B)", "FLFA-dagger (no scaling)")
     assert table.columns == ((),)
-    report = published_report({"published": ["paper:fedvg/table_A3"]})
+    report = make_report([], {"published": ["paper:fedvg/table_A3"]})
     assert report.subject == "FedVG"
-    assert published_report({"published": ["paper:fedvg/table_A3"], "against": "FedAvg"}).subject == "FedAvg"
+    assert make_report([], {"published": ["paper:fedvg/table_A3"], "against": "FedAvg"}).subject == "FedAvg"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_recipes_published_table_compares_the_rows_that_the_recipe_compares():
     ],
 )
 def test_published_numbers_alone_are_headed_by_what_they_are(name, words, tmp_path):
-    text = write(published_report({"published": [name], "figures": []}), tmp_path).read_text()
+    text = write(make_report([], {"published": [name], "figures": []}), tmp_path).read_text()
     assert f"# {name}: as published, {words}\n" in text
     assert f"## As published, {words}, in %" in text
     assert "after the last round" not in text

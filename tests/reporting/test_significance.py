@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel, wilcoxon
 
-from raysim.reporting.build import make_report, published_report
+from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions
 from raysim.reporting.published import published
 from raysim.reporting.report import write
@@ -27,19 +27,19 @@ def claims():
 
 
 def test_wilcoxon_on_the_published_means_reproduces_the_papers_claims():
-    report = published_report({"published": MAIN, "columns": ["alpha"], "against": "FedVG"})
+    report = make_report([], {"published": MAIN, "columns": ["alpha"], "against": "FedVG"})
     assert len(report.by_table) == 6 * 5
     assert all(item.result.num_pairs == 7 for item in report.by_table)
     found = {(item.other, item.column[0]) for item in report.by_table if item.result.is_significant}
     assert found == claims()
     assert len(found) == 13
     for baseline in ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic"):
-        reverse = published_report({"published": MAIN, "columns": ["alpha"], "against": baseline}).by_table
+        reverse = make_report([], {"published": MAIN, "columns": ["alpha"], "against": baseline}).by_table
         assert not [item for item in reverse if item.other == "FedVG" and item.result.is_significant]
 
 
 def test_published_p_values_equal_scipys_exact_form():
-    tables = published_report({"published": MAIN, "columns": ["alpha"], "against": "FedVG"}).tables
+    tables = make_report([], {"published": MAIN, "columns": ["alpha"], "against": "FedVG"}).tables
     for other, column in itertools.product(("FedAvg", "Scaffold", "Elastic"), tables[0].columns):
         ours = [table.cells["FedVG", column].mean for table in tables]
         theirs = [table.cells[other, column].mean for table in tables]
@@ -132,7 +132,7 @@ def test_five_seeds_are_not_said_to_be_too_few(tmp_path):
 
 def test_no_baseline_beats_fedvg_is_computed_on_runs_as_on_published_means(tmp_path):
     """Section 5.1 of FedVG: no baseline significantly outperforms it."""
-    said = conclusions(published_report({"published": ["fedvg_table_A3", "fedvg_table_A4"], "against": "FedVG"}))
+    said = conclusions(make_report([], {"published": ["fedvg_table_A3", "fedvg_table_A4"], "against": "FedVG"}))
     assert any("In the opposite direction, no row is significantly better than FedVG." in line for line in said)
     up = [0.61, 0.62, 0.63, 0.64, 0.65]
     scores = {("FedVG", 0.1): up, ("FedAvg", 0.1): [value - 0.01 * (1 + value) for value in up]}

@@ -12,7 +12,7 @@ import yaml
 
 from raysim.config import Config
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.build import make_report, published_report
+from raysim.reporting.build import make_report
 from raysim.reporting.drawing import draw_figures
 
 #: Configurations that bear out the labels of made-up runs.
@@ -97,7 +97,7 @@ def sweep(root, scores, group=None, **config):
 def drawn(paths, given):
     """(report, file name -> figure, kind -> why it is missing)."""
     missing = {}
-    report = make_report(paths, given) if paths else published_report(given)
+    report = make_report(paths, given)
     return report, draw_figures(report, on_missing=missing.__setitem__), missing
 
 

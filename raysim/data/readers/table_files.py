@@ -43,9 +43,6 @@ DATES = {
     )
 }
 
-#: Order of a date (`ReaderOptions.dates`) -> the parts of a date in it; ISO 8601 allows no other order than the first.
-DATE_ORDERS = {"ymd": "year month day", "dmy": "day month year", "mdy": "month day year"}
-
 #: Code of the official split of a table without one.
 NO_SPLIT = -1
 
@@ -226,14 +223,13 @@ def _with_days(table: DataFrame, inputs: Sequence[str], order: str) -> tuple[Dat
             parts = words.str.extract(r"^(\d+)[-/.](\d+)[-/.](\d+)(?:[T ](.+))?$")
             if _is_numeric(column) or not parts[0].notna().any():
                 continue
-            of = dict(zip(DATE_ORDERS[order].split(), (parts[place].str.zfill(2) for place in range(3)), strict=True))
-            text = of["year"] + "-" + of["month"] + "-" + of["day"] + ("T" + parts[3]).fillna("")
+            of = {letter: parts[place].str.zfill(2) for place, letter in enumerate(order)}
+            text = of["y"] + "-" + of["m"] + "-" + of["d"] + ("T" + parts[3]).fillna("")
             column = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
-            if (is_wrong := words.notna() & (column.isna() | (of["year"].str.len() != 4))).any():
+            if (is_wrong := words.notna() & (column.isna() | (of["y"].str.len() != 4))).any():
                 what = f"{words[is_wrong].iloc[0]!r} is no date in the order {order}"
-                raise DataError(
-                    what, _place(table, name, is_wrong), "give another --dates, correct the date, or --drop the column"
-                )
+                mend = "give another --dates, correct the date, or --drop the column"
+                raise DataError(what, _place(table, name, is_wrong), mend)
         days = (column - pd.Timestamp(0, tz=column.dt.tz)) / pd.Timedelta(days=1)
         table[name] = days.astype("Float64")
         names.append(name)
@@ -274,10 +270,8 @@ def _without_missing(
     if is_left_out.all():
         mend = "give --missing mean, or --drop empty columns"
         raise DataError("a missing value in every row", _file(table), mend)
-    left_out = (
-        f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing {'value' if drops_all else 'target or domain'}"
-    )
-    return table[~is_left_out], left_out
+    lacking = "value" if drops_all else "target or domain"
+    return table[~is_left_out], f"{is_left_out.sum():,} of {len(gaps):,} rows, with a missing {lacking}"
 
 
 def _inputs(
@@ -374,32 +368,27 @@ def _transform(table: DataFrame, name: str, training: Series, options: ReaderOpt
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
 
-    is_one_hot = not options.codes
     if training.dtype == np.float64:
         return SimpleImputer(strategy="median" if options.missing in ("median", "word") else "mean")
-    words = training.dropna().unique()
-    if is_one_hot and len(words) > MOST_WORDS:
-        what = f"{len(words):,} different words in column {name!r}, more than {MOST_WORDS:,}"
+    filler = SimpleImputer(strategy="constant" if options.missing == "word" else "most_frequent", fill_value="missing")
+    if options.codes:
+        return make_pipeline(filler, OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1))
+    if (count := training.nunique()) > MOST_WORDS:
+        what = f"{count:,} different words in column {name!r}, more than {MOST_WORDS:,}"
         raise DataError(what, _file(table), "give --drop COLUMN, or --codes")
-    encoder: Any = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
-    if is_one_hot:
-        encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float32)
-    how = (
-        {"strategy": "constant", "fill_value": "missing"}
-        if options.missing == "word"
-        else {"strategy": "most_frequent"}
-    )
-    return make_pipeline(SimpleImputer(**how), encoder)
+    encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float32)
+    return make_pipeline(filler, encoder)
 
 
 def _named(table: DataFrame, name: str) -> tuple[tuple[str, ...], np.ndarray]:
     """(names of a column's values in their order, (n,) int64 which one each row has): classes, or domains."""
     column = table[name]
-    if _is_numeric(column) and (_kind(column) != "float" or (column == column.round()).all()):
-        kind = bool if _kind(column) == "bool" else np.int64
-        values, codes = np.unique(column.to_numpy(kind), return_inverse=True)
+    kind = _kind(column)
+    if kind in ("bool", "int"):
+        cells = column.to_numpy(bool if kind == "bool" else np.int64)
     else:
-        values, codes = np.unique(np.array([str(cell) for cell in column], object), return_inverse=True)
+        cells = np.array([str(cell) for cell in column], object)
+    values, codes = np.unique(cells, return_inverse=True)
     if len(values) > MOST_CLASSES:
         what = f"{len(values):,} different values in column {name!r}, more than {MOST_CLASSES:,}"
         raise DataError(what, _file(table), "choose another column")
@@ -408,16 +397,10 @@ def _named(table: DataFrame, name: str) -> tuple[tuple[str, ...], np.ndarray]:
 
 def _kind(column: Series) -> str:
     """ "bool", "int", "float" or "words"."""
-    from pandas.api import types
-
-    if types.is_bool_dtype(column.dtype):
-        return "bool"
-    if not _is_numeric(column):
-        return "words"
-    is_whole = types.is_integer_dtype(column.dtype) or bool(
-        (column.dropna() % 1 == 0).all()
-    )  # pandas writes 1.0 beside a gap
-    return "int" if is_whole else "float"
+    letter = column.dtype.kind
+    if letter == "f" and (column.dropna() % 1 == 0).all():  # pandas writes 1.0 beside a gap
+        letter = "i"
+    return {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(letter, "words")
 
 
 def _target(table: DataFrame, targets: Sequence[str], asked: str | None) -> tuple[str, tuple[str, ...], np.ndarray]:
