@@ -65,7 +65,7 @@ def log_premise(server: ServerView) -> None:
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
-    """Return Spearman's rank correlation of (n,) float64 values; ties get their mean rank; NaN if a side is constant."""
+    """Return Spearman's rank correlation of (n,) float64 values; mean ranks for ties; NaN if a side is constant."""
     first, second = (_ranks(values) for values in (one, other))
     size = first.norm() * second.norm()
     return float(first @ second / size) if float(size) > 0 else math.nan
