@@ -1,5 +1,6 @@
-"""Federated-learning methods: functions that return a `Method`. To add a method, write a file and add the method's name to a
-group here.
+"""Federated-learning methods: functions that return a `Method`.
+
+To add a method, write a file and add the method's name to a group of `_ENTRIES`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from raysim.core.method import Method
 
-#: What they are for -> methods by name, or file.name where a file holds several.
+#: Title of a group -> its methods: `name`, or `file.name` if the file has another name.
 _ENTRIES = {
     "The four papers": "fedvg flfa livar univarfl",
     "Weights and server steps": "uniform.fedavg uniform fedvg_loss fedvg_cosine fednova fedavgm fedopt.fedadam fedopt.fedyogi "
@@ -36,12 +37,12 @@ _ENTRIES = {
     "Measures": "diagnostics keep_factors",
 }
 
-#: What they are for -> the methods' names.
+#: Title of a group -> names of its methods.
 GROUPS = {title: [entry.rpartition(".")[2] for entry in text.split()] for title, text in _ENTRIES.items()}
 
 
 class _Methods(Mapping[str, "Callable[..., Method]"]):
-    """Functions by name, imported when one is asked for: PyTorch takes seconds to load, a wrong name is refused at once."""
+    """Functions by name, imported on first use: PyTorch takes seconds to load, and a wrong name is refused at once."""
 
     _files: ClassVar = {
         entry.rpartition(".")[2]: entry.partition(".")[0] for text in _ENTRIES.values() for entry in text.split()

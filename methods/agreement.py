@@ -1,4 +1,4 @@
-"""Agreement of the clients' updates with a direction, and aggregation weights of it."""
+"""Agreement of the clients' updates with a direction, and aggregation weights computed from the agreement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Spans = list[tuple[int, int]]  # (start, end) of some leaves in the vector
 def agreements_of(server: ServerView, leaves: Sequence[Leaf], direction: Tensor) -> Tensor:
     """(K, leaves, 3) float64: <u, d>, ||u||^2 and ||d||^2 of each client's update u and the direction d in each leaf.
 
-    A small map over the updates, which stay where they are.
+    The trainers compute these numbers; no update is sent.
 
     Args:
       direction: [num_params].
@@ -38,19 +38,19 @@ def update_agreement(update: Tensor, spans_and_direction: tuple[Spans, Tensor]) 
 
 
 def cosines_of(agreements: Tensor) -> Tensor:
-    """(K,) cosines over some leaves together, 0 where the update or the direction is 0. agreements: (K, leaves, 3)."""
+    """Return (K,) cosines over all leaves together, 0 for an update or direction of 0. agreements: (K, leaves, 3)."""
     products, updates, directions = agreements.sum(dim=1).unbind(dim=1)
     size = updates.sqrt() * directions.sqrt()  # the roots first: the product of squares may underflow
     return torch.where(size > 0, products / torch.where(size > 0, size, 1.0), 0.0).clamp(-1, 1)
 
 
 def tensor_cosines(agreements: Tensor) -> Tensor:
-    """(K, leaves): the cosine of each leaf by itself."""
+    """Return (K, leaves): the cosine of each leaf."""
     return torch.stack([cosines_of(agreements[:, index : index + 1]) for index in range(agreements.shape[1])], dim=1)
 
 
 def agreeing_weights(cosines: Tensor, usable: Tensor) -> Tensor:
-    """(K,) float64: max(0, c_k) over the sum of them; all 0 where no usable client's cosine is above 0."""
+    """Return (K,) float64: max(0, c_k) / sum_j max(0, c_j); all 0 if no usable client's cosine is above 0."""
     return normalised(torch.where(usable, cosines, 0.0).clamp_min(0))
 
 
@@ -62,7 +62,7 @@ def weights_from_agreements(
     Args:
       agreements: (K, parameter leaves, 3), see `agreements_of`; usable: (K,) bool.
     Returns:
-      leaf name -> (K,) float64 that sum to 1, or are all 0 where nobody agrees.
+      leaf name -> (K,) float64 that sum to 1, or are all 0 if no cosine is above 0.
     """
     places = {leaf.name: index for index, leaf in enumerate(layout.params)}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from raysim.core.method import Method, ServerView, State, require
 from raysim.core.weights import scale
 
-#: An asynchronous method decides when a round ends; clients that train after all others have no place in it.
+#: An asynchronous method decides when a round ends, so no client can train after all others.
 CLAIMS, EXCLUDES = (
     frozenset({"arrivals"}),
     {"overhear": "clients arrive one by one, and nobody trains after the others"},

@@ -1,4 +1,4 @@
-"""Clients that attack, the same in every round, and attacks on an attacker's own update.
+"""The common part of all attacks, and attacks that change the attacker's own update.
 
 Attacks by poisoned data are in `attack_data`, attacks that know the honest updates in `attack_omniscient`.
 """
@@ -26,16 +26,16 @@ def attacked(
 ) -> Method:
     """Return the method in which some clients, the same in every round, attack.
 
-    Its name is "attack" for every attack, so that attackers and their noise are drawn alike, and metrics are `attack/...`. In
-    evaluated rounds `attackers` logs how many took part.
+    Every attack is named "attack", so all attacks draw the same attackers and the same noise, and metrics are
+    `attack/...`. In evaluated rounds `attack/attackers` logs the number of attackers in the cohort.
 
     Args:
-      share, from_round: as the attacks have them.
+      share, from_round: see `sign_flip`.
       spoil: spoil(batch, num_classes) -> the batch that an attacker trains on.
       send: send(update [num_params], client) -> [num_params] that an attacker sends.
       craft: craft(server, ids of all attackers) -> `ClientView.overheard` of the attackers, who then train after the others.
       look: logs further numbers in evaluated rounds.
-      fits: as of `Method`.
+      fits: see `Method`.
     """
     require("share", share, 0 <= share <= 1, "in [0, 1]")
     require("from_round", from_round, from_round >= 0, ">= 0")
@@ -84,7 +84,7 @@ def attacked(
 
 
 def whole(values: Tensor, client: ClientView) -> Update:
-    """Return an update that is sent unchanged, also behind a compressor."""
+    """Return an update that is sent in full, also if a compressor is listed."""
     return Update(values, 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer))
 
 

@@ -16,7 +16,8 @@ from raysim.core.method import Batch, Method, Model, RunSizes, ServerView, requi
 def label_flip(
     *, share: float = 0.2, from_round: int = 0, source: int | None = None, target: int | None = None
 ) -> Method:
-    """Attackers train on classes - 1 - y in place of a label y, or on `target` (Fang et al. 2020, arXiv:1911.11815).
+    """Attackers train on label C - 1 - y of C classes in place of y, or on `target` (Fang et al. 2020,
+    arXiv:1911.11815).
 
     With `source` only one class is flipped (Tolpegin et al. 2020, arXiv:2007.08432).
 
@@ -99,7 +100,7 @@ def missing_class(label: int, sizes: RunSizes, option: str = "target") -> str:
 
 
 def flipped(batch: Batch, num_classes: int, *, source: int | None, target: int | None) -> Batch:
-    """The batch with every class, or `source` alone, turned into its opposite, or into `target`."""
+    """Return the batch with labels y, all or `source` alone, replaced by num_classes - 1 - y or by `target`."""
     labels = batch.targets
     others = num_classes - 1 - labels if target is None else torch.full_like(labels, target)
     return batch._replace(targets=others if source is None else torch.where(labels == source, others, labels))
@@ -108,7 +109,7 @@ def flipped(batch: Batch, num_classes: int, *, source: int | None, target: int |
 def with_backdoor(
     batch: Batch, num_classes: int, *, stamp: Callable[[Tensor], Tensor], target: int, poison: float
 ) -> Batch:
-    """The batch whose first rows, a share, have the patch and the class `target`; batches are shuffled, so any rows are."""
+    """Return the batch with the patch and class `target` in its first rows, a share `poison` of the shuffled batch."""
     count, targets = math.ceil(poison * len(batch.targets)), batch.targets.clone()
     targets[:count] = target
     return Batch(torch.cat([stamp(batch.inputs[:count]), batch.inputs[count:]]), targets)

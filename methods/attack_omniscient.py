@@ -1,9 +1,10 @@
 """Attackers who train after the honest clients and know all honest updates.
 
-An upper bound on real attackers, who know their own updates only. mean, std, min and max are of the honest clients of the
-round, entry by entry, each client once; h honest clients, c attackers, n = h + c. With Poisson sampling c is expected from h;
-with dropout, missing clients count as attackers. Without an honest client in the round attackers send what they trained;
-with one, std is 0 and alie, min_max and min_sum send its update. Honest clients without a step are ignored.
+These attacks are an upper bound on real attackers, who know their own updates only. mean, std, min and max are taken
+over the honest clients of the round, entry by entry, each client once. h clients are honest, c attack, n = h + c. With
+Poisson sampling, c is its expected value given h; with dropout, missing clients are included in c. In a round without
+an honest client, attackers send the updates that they trained. With one honest client std is 0, and alie, min_max and
+min_sum send the honest update. Honest clients without a step are ignored.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from raysim.core.method import ClientView, Method, ServerView, Value, require
 
 Direction = Literal["std", "unit", "sign"]
 
-#: Fang et al. 2020: values beyond the honest ones lie within this factor of them; the search for lambda ends below the other.
+#: Fang et al. 2020: largest ratio of an attacker's value to the extreme honest value; lambda at which the search ends.
 BEYOND, SMALLEST = 2.0, 1e-5
 
 
 def alie(*, share: float = 0.2, from_round: int = 0, z: float | None = None) -> Method:
     """Attackers send mean - z std (Baruch et al., NeurIPS 2019, arXiv:1902.06156).
 
-    z is the standard normal quantile of (h - s) / h with s = floor(n/2 + 1) - c, s at least 1 and z at least 0. With a z of 0,
-    for too few attackers, they send the honest mean, which is no attack: a warning says so. `z` is logged.
+    z is the standard normal quantile of (h - s) / h with s = floor(n/2 + 1) - c, s at least 1 and z at least 0. With
+    too few attackers z is 0: attackers send the honest mean, which is no attack, and a warning is logged. `z` is
+    logged.
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
@@ -71,7 +73,7 @@ def ipm(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) -> Metho
 
 
 def min_max(*, share: float = 0.2, from_round: int = 0, direction: Direction = "std") -> Method:
-    """Attackers send mean + gamma p, no farther from an honest update than two honest ones are from each other.
+    """Attackers send mean + gamma p, as far from any honest update as two honest updates are at most.
 
     Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search.
 
@@ -89,7 +91,7 @@ def min_max(*, share: float = 0.2, from_round: int = 0, direction: Direction = "
 def min_sum(
     *, share: float = 0.2, from_round: int = 0, direction: Direction = "std", as_in: Literal["release"] | None = None
 ) -> Method:
-    """Attackers send mean + gamma p, whose squared distances to the honest updates sum up to no more than an honest one's.
+    """Attackers send mean + gamma p; the bound is the sum of an honest update's squared distances to the others.
 
     Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search. The
     published tables come from notebooks with another bound, see `as_in`.
@@ -112,9 +114,10 @@ def fang(
 ) -> Method:
     """Attackers move every entry against s = sign(mean) (Fang et al., USENIX Security 2020, arXiv:1911.11815).
 
-    Against trimmed_mean, and the median: where s > 0 uniform between min and 2 min, or min / 2 for a min above 0; elsewhere
-    likewise above max. Against krum: -lambda s, lambda halved from Theorem 1's bound until Krum chooses it. Departures: min and
-    max are of updates, not of models; against krum all c attackers send one vector.
+    Against trimmed_mean and the median, entries are uniform: where s > 0, between min and 2 min (min / 2 if min > 0);
+    elsewhere, between max and 2 max (max / 2 if max < 0). Against krum, attackers send -lambda s; lambda starts at
+    Theorem 1's bound and is halved until Krum chooses the vector. Departures from the paper: min and max are taken of
+    updates, not of models; against krum all c attackers send the same vector.
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
@@ -129,7 +132,7 @@ def fang(
         if against == "krum":
             s = mean.sign()
             return {"vector": -krum_step(gram_of(server, s), _counts(server, attackers)[1]) * s}
-        # The extreme against the honest direction, and what lies beyond it: twice as far from 0, or half.
+        # The extreme value against the honest direction, and the distance from it to 2 times or to half the value.
         vector = torch.where(mean > 0, low, high)
         spread = torch.where((mean > 0) == (vector > 0), 1 / BEYOND - 1, BEYOND - 1) * vector
         return {"vector": vector, "spread": spread}
@@ -138,7 +141,7 @@ def fang(
 
 
 def overheard(update: Tensor, client: ClientView) -> Tensor:
-    """The crafted vector [num_params], plus its spread times a uniform number; the attacker's own update without either."""
+    """Return the crafted vector [num_params], plus spread times uniform numbers; without a vector, the own update."""
     vector: Tensor = client.overheard.get("vector", update)
     spread: Tensor | None = client.overheard.get("spread")
     if spread is None:
@@ -185,7 +188,7 @@ def largest_gamma(gram: Tensor, bound: str) -> float:
 
 
 def krum_step(gram: Tensor, num_attackers: int) -> float:
-    """lambda of Fang et al. 2020: -lambda s, sent by all attackers, is what Krum chooses.
+    """Return lambda of Fang et al. 2020: Krum chooses -lambda s, sent by all attackers.
 
     Args:
       gram: (h + 1, h + 1) float64, products of the honest updates and of s.
@@ -212,7 +215,7 @@ def _statistics(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
 
 
 def _counts(server: ServerView, attackers: Tensor) -> tuple[int, int]:
-    """(honest clients, attackers) of the round, of whose clients the view has the honest ones."""
+    """Return (honest clients, attackers) of the round; `server` shows the honest clients only."""
     honest, attacking = len(server.clients), len(attackers)
     if server.sampling == "fixed":
         return honest, max(1, server.cohort_size - honest)

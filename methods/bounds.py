@@ -1,12 +1,12 @@
 """Quantities of FLFA's bounds: the distance of feedback alignment from the gradient, and the drift of the weights.
 
-With g the gradient of a client's mean cross-entropy at its model after training, g_FA the same through the feedback, and
-W_i the weight of an overridden layer at client i, `diagnostics` logs, of the clients that took a step,
+With g the gradient of a client's mean cross-entropy at its model after training, g_FA the gradient through the
+feedback, and W_i the weight of an overridden layer at client i, `diagnostics` logs over the clients that took a step:
     feedback_error        mean of ||g_FA - g||_2
     local_gradient_norm   mean of ||g||_2
     weight_norms          ||W_i||_2 by client and layer
     weight_norm_gap       root mean square of ||W_i|| - ||W_j|| over pairs of clients and over layers
-    weight_gap            root mean square of ||W_i - W_j||, likewise
+    weight_gap            root mean square of ||W_i - W_j||, over the same pairs and layers
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Ten
     """Return a client's report on its overridden layers; the module docstring defines the numbers.
 
     Returns:
-      error, gradient_norm: float64 scalars; weight_norms: (layers,) float64; layers: (layers,), their places among all.
+      error, gradient_norm: float64 scalars; weight_norms: (layers,) float64; layers: (layers,), places in
+        `feedback_layers`.
     """
     plain = other = torch.zeros_like(client.params)
     if client.num_steps > 0:  # without a step there may be too few examples for a gradient
@@ -49,9 +50,9 @@ def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Ten
 
 
 def _gradient(client: ClientView, ops: Mapping[str, LayerOp]) -> Tensor:
-    """`mean_gradient` where the client stands, with some layers done otherwise, in training mode.
+    """Return `mean_gradient` at the client's model in training mode, with `ops` in place of some layers.
 
-    Dropout draws the same masks each time, and what is drawn after it is left alone.
+    Dropout draws the same masks in every call, and the random streams are restored afterwards.
     """
     with streams_kept(client.params.device), client.model.overridden(ops):
         seed_global_stream(client.generator.initial_seed(), client.params.device)
@@ -59,7 +60,7 @@ def _gradient(client: ClientView, ops: Mapping[str, LayerOp]) -> Tensor:
 
 
 def log_feedback(server: ServerView) -> None:
-    """Means over the clients that took a step, and the spread of their weights in the overridden layers, where there are any."""
+    """Log means over the clients that took a step, and the spread of their weights in the overridden layers, if any."""
     if "weight_norms" not in server.report:
         return
     active, known = server.is_active, feedback_layers(server.layout)
@@ -78,12 +79,12 @@ def log_feedback(server: ServerView) -> None:
 
 
 def distances_to_mean(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
-    """(K,) float64: ||u_i - mean u||_2 over some leaves together, see `layer_distances`."""
+    """Return (K,) float64: ||u_i - mean u||_2 over all given leaves together, see `layer_distances`."""
     return torch.stack([torch.linalg.vector_norm(distances) for distances in layer_distances(server, leaves)])
 
 
 def layer_distances(server: ServerView, leaves: Sequence[Leaf]) -> Tensor:
-    """(K, leaves) float64: ||u_i - mean u||_2 in each leaf, the mean over clients that took a step: exact, and a small map."""
+    """Return (K, leaves) float64: ||u_i - mean u||_2 in each leaf, mean u over the clients that took a step (exact)."""
     spans = [(leaf.offset, leaf.end) for leaf in leaves]
     uniform = normalised(server.is_active.double())
     mean = server.total("update", {leaf.name: uniform for leaf in leaves})[: server.layout.num_params]

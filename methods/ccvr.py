@@ -22,7 +22,7 @@ MAMMOTH_VARIANCE = 1e-8
 #: values (n, d) float32 and labels (n,) int64.
 FeatureSet = tuple[Tensor, Tensor]
 
-#: G Gaussians a class: counts (G, classes), their shares of it; means and covariances as in `pooled_moments`.
+#: G Gaussians per class: counts (G, classes), proportional to their shares; means, covariances as in `pooled_moments`.
 Mixture = tuple[Tensor, Tensor, Tensor]
 
 
@@ -38,9 +38,10 @@ def ccvr(
     """Retrains the head on features drawn from one Gaussian per class, pooled from the clients' statistics.
 
     Luo et al. 2021 (NeurIPS). Clients report count, mean and unbiased covariance of each class's features (the input of
-    the head, in eval mode); the server pools them (`pooled_moments`), draws from the random stream of the round through
-    eigenvectors with negative eigenvalues at 0, and trains the head from where it is by SGD with a cosine schedule over the
-    epochs. The body stays as it is. All that is a phase after the last round, with all clients and the final global model.
+    the head, in eval mode); the server pools these statistics (`pooled_moments`), draws features with the random stream
+    of the round (through eigenvectors, with negative eigenvalues set to 0), and trains the current head by SGD with a
+    cosine schedule over the epochs. The body does not change. CCVR is a phase after the last round, with all clients
+    and the final global model.
 
     Args:
       num_samples: features drawn per class (the paper's number depends on the data; 200 in FL-bench).
@@ -50,14 +51,14 @@ def ccvr(
       momentum: momentum of the SGD that trains the head.
       batch_size: features in a step of the SGD that trains the head.
       as_in: "fed-mammoth", LIVAR's baseline: runs in every round, with the statistics of the clients' own trained
-        models, after the methods listed before have made the head. Features come from a mixture of the Gaussians of the
+        models, after the methods listed before have set the head. Features come from a mixture of the Gaussians of the
         clients with two examples of the class or more, with variances only, plus 1e-8. The loss is the cross-entropy of
         logits / (0.1 ||logits||). Every epoch draws num_samples * classes new features, divided among all classes at
         random, and takes one step for each class on batches of num_samples. If a class has no Gaussian, the last
         batches are short or empty; an empty batch is still a step of the momentum. The code takes statistics of pixels
         that were not normalised, unlike the inputs of training; raysim takes the model's own inputs.
-    Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. Clients
-    without a step still count: their statistics are of the model that they hold.
+    Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. The
+    statistics of clients without a step are included.
     Raises:
       ValueError: a number out of range; or, when the run starts, a head that is not trained and shared.
     """
@@ -113,12 +114,12 @@ def class_statistics(client: ClientView, *, diagonal: bool) -> dict[str, Tensor]
     features, classes = local_features(client), len(client.class_counts)
     covariances = class_covariances(features.values, features.labels, classes, diagonal=diagonal)
     means = class_means(features.values, features.labels, classes).nan_to_num(0.0)
-    # float32: what grows with the square of the width; the means, which are subtracted, stay float64.
+    # Covariances grow with the square of the width and are sent as float32; means are subtracted and stay float64.
     return {"counts": client.class_counts, "means": means, "covariances": covariances.float()}
 
 
 def class_gaussians(report: Mapping[str, Tensor], *, is_mammoth: bool) -> Mixture:
-    """Return the pooled Gaussians, or fed-mammoth's per client, without clients of one example and with wider variances."""
+    """Return the pooled Gaussians; for fed-mammoth wider ones, of each client with two examples or more."""
     counts, means, covariances = report["counts"], report["means"], report["covariances"].double()
     if is_mammoth:
         return torch.where(counts >= 2, counts, 0), means, covariances + MAMMOTH_VARIANCE
@@ -129,13 +130,13 @@ def class_gaussians(report: Mapping[str, Tensor], *, is_mammoth: bool) -> Mixtur
 def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and unbiased covariance of each class over all clients' examples.
 
-    Luo et al. 2021, section 4.2, with the means' part in the form that does not cancel:
+    Luo et al. 2021, section 4.2, with the term of the means in a form without cancellation:
         N = sum n_k,  mu = sum (n_k / N) mu_k,
         S = sum ((n_k - 1) / (N - 1)) S_k + sum (n_k / (N - 1)) (mu_k - mu)(mu_k - mu)'
 
     Args:
-      counts: (K, classes); means: (K, classes, d) float64; covariances: (K, classes, d, d); where the count is 0, 0 or
-        anything finite.
+      counts: (K, classes); means: (K, classes, d) float64; covariances: (K, classes, d, d); any finite value where the
+        count is 0.
     Returns:
       (classes,), (classes, d), (classes, d, d); S is 0 where N < 2.
     """
@@ -153,10 +154,11 @@ def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[
 def feature_sets(
     mixture: Mixture, num_samples: int, epochs: int, generator: torch.Generator, *, anew: bool
 ) -> Iterator[FeatureSet]:
-    """The features of each epoch: `num_samples` of each class, drawn once.
+    """Yield the features of each epoch: `num_samples` of each class, drawn once.
 
     Args:
-      anew: drawn anew in every epoch, as many in all, shared out over the classes at random (fed-mammoth).
+      anew: whether every epoch draws new features, the same number in total, divided among the classes at random
+        (fed-mammoth).
     """
     classes = mixture[0].shape[1]
     if not anew:
@@ -175,13 +177,13 @@ def random_sizes(count: int, num_classes: int, generator: torch.Generator) -> Te
 def draw_features(
     counts: Tensor, means: Tensor, covariances: Tensor, sizes: Tensor, generator: torch.Generator
 ) -> FeatureSet:
-    """Features of each class that anybody has, from a mixture of G Gaussians with weights in proportion to the counts.
+    """Draw features of each class with examples, from a mixture of G Gaussians with weights proportional to the counts.
 
     Args:
       counts: (G, classes); means, covariances: as in `pooled_moments`.
-      sizes: (classes,) int64, how many of each class.
+      sizes: (classes,) int64, number of features of each class.
     Returns:
-      (n, d) float32 and (n,) int64, n the sum of the sizes of such classes.
+      (n, d) float32 and (n,) int64, n the sum of the sizes of classes with examples.
     """
     values, labels = [], []
     for label, size in enumerate(sizes.tolist()):
@@ -200,7 +202,7 @@ def draw_features(
 
 
 def _spread(noise: Tensor, covariance: Tensor) -> Tensor:
-    """Standard normal rows -> rows with this covariance, which may be rank-deficient."""
+    """Return rows with the given covariance, which may be rank-deficient, from standard normal rows."""
     if covariance.dim() == 1:
         return noise * covariance.clamp_min(0).sqrt()
     values, vectors = torch.linalg.eigh(covariance)
@@ -224,13 +226,13 @@ def train_head(
     is_normalised: bool,
     generator: torch.Generator,
 ) -> list[Tensor]:
-    """SGD on features, each epoch in a fresh order.
+    """Train the head by SGD on features, in a new random order in each epoch.
 
     Args:
       head: weight (classes, d) and, if there is one, bias (classes,).
-      sets: features of each epoch; rates: its learning rate.
-      num_batches: steps an epoch, whatever n is: what is left over is not used, and an empty batch has no gradient but
-        is a step of the momentum. None: all features once.
+      sets: features of each epoch; rates: learning rate of each epoch.
+      num_batches: steps per epoch, whatever n is: remaining features are not used, and an empty batch has no gradient
+        but is a step of the momentum. None: an epoch uses every feature once.
     Returns:
       the trained head; `head` is not modified.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 from raysim.core.method import ClientView, Method, ServerView, State, Update, require
 from raysim.core.seeding import torch_generator
 
-#: The encoded form: what would travel, array by array.
+#: The encoded form: the arrays that a client would send.
 Encoded = dict[str, np.ndarray]
 
 
@@ -27,11 +27,12 @@ class Codec(NamedTuple):
 def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
     """Send the entries of an update with the largest absolute values, and their places.
 
-    Aji, Heafield 2017 (arXiv:1704.05021); with error feedback Stich et al. 2018 (arXiv:1809.07599), Algorithm 1: with e_k
-    what the client has not sent yet, 0 at first,
+    Aji, Heafield 2017 (arXiv:1704.05021); with error feedback Stich et al. 2018 (arXiv:1809.07599), Algorithm 1: with
+    e_k the unsent part of earlier updates, 0 at first,
         c_k = top_k(u_k + e_k),   e_k+ = u_k + e_k - c_k
-    The k largest of the whole vector, not of each layer. 8 bytes an entry: its value and its place. The operator contracts,
-    ||u - top_k(u)||^2 <= (1 - k/d) ||u||^2. A client that rarely takes part sends what it kept when it comes again.
+    The k largest entries are chosen in the whole vector, not in each layer. An entry takes 8 bytes: its value and its
+    place. The operator is a contraction, ||u - top_k(u)||^2 <= (1 - k/d) ||u||^2. A client keeps the unsent part until
+    the next round in which it takes part.
 
     Args:
       share: share of the shared parameters that are sent, in (0, 1]; at least one parameter.
@@ -44,11 +45,11 @@ def top_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
 
 
 def random_k(*, share: float = 0.01, error_feedback: bool = True) -> Method:
-    """Send randomly drawn entries of an update; the places follow from a seed of 8 bytes, a new one each round.
+    """Send randomly drawn entries of an update; the places follow from a seed of 8 bytes, new in each round.
 
-    Stich et al. 2018 (arXiv:1809.07599), rand_k, with error feedback as `top_k` has it. Without error feedback the entries are
-    multiplied by d/k, so that their mean over the draws is the update, and the mean of ||.||^2 is d/k times the update's
-    (Konečný et al. 2016, arXiv:1610.05492, subsampling).
+    Stich et al. 2018 (arXiv:1809.07599), rand_k, with the error feedback of `top_k`. Without error feedback the entries
+    are multiplied by d/k, so that their mean over the draws is the update, and the mean of ||.||^2 is d/k times the
+    update's (Konečný et al. 2016, arXiv:1610.05492, subsampling).
 
     Args:
       share: share of the shared parameters that are sent, in (0, 1]; at least one parameter.
@@ -68,10 +69,10 @@ def qsgd(*, levels: int = 7, bucket: int = 512) -> Method:
     """Send every entry as one of 2 s + 1 levels, rounded at random without bias.
 
     Alistarh et al. 2017 (arXiv:1610.02132), section 3.1, with ||v|| the norm of the entry's bucket:
-        Q(v_i) = ||v|| sign(v_i) l_i / s,   l_i = floor(s |v_i| / ||v||) or one more, with the chance of the rest
+        Q(v_i) = ||v|| sign(v_i) l_i / s,   l_i = floor(s |v_i| / ||v||), or one more with probability of the rest
     Unbiased, with variance <= min(n / s^2, sqrt(n) / s) ||v||^2 for buckets of n. An entry takes ceil(log2(2 s + 1)) bits, a
     bucket 4 bytes more; the paper's Elias code takes less where most levels are 0.
-    No error feedback: the operator does not contract, so what is kept could grow.
+    No error feedback: the operator is not a contraction, so the unsent part could grow.
 
     Args:
       levels: s, number of levels above 0, 1 to 127: 7 levels take 4 bits an entry, 1 level takes 2 bits.
@@ -93,7 +94,8 @@ def sign(*, error_feedback: bool = True) -> Method:
 
     Karimireddy et al. 2019 (arXiv:1901.09847), EF-SignSGD, Algorithm 1 with a local update in the place of a gradient:
         c_k = (||p||_1 / d) sign(p),   p = u_k + e_k,   e_k+ = p - c_k
-    One scale for the whole vector. The sign of 0 is drawn. Without error feedback signs lead elsewhere (their section 3).
+    The whole vector has one scale. The sign of 0 is drawn at random. Without error feedback, sign methods need not
+    converge (section 3 of the paper).
 
     Args:
       error_feedback: keep the unsent part of the update at the client and add it to the client's next update.
@@ -106,8 +108,8 @@ def sign_majority(*, server_lr: float = 0.001) -> Method:
 
     Bernstein et al. 2018 (arXiv:1802.04434), Algorithm 3 (majority vote), with a local update in the place of a gradient:
         w+ = w + server_lr sign(sum_k sign(u_k))
-    Every participant has one vote. A tie moves nothing. The sign of 0 is drawn, so that an entry in which nobody moved is
-    not pushed one way. Nothing is kept: the paper has no error feedback.
+    Every participant has one vote. A tie moves nothing. The sign of 0 is drawn at random, so that an entry in which no
+    client moved is not pushed in one direction. As in the paper, there is no error feedback.
 
     Args:
       server_lr: length of the step of every entry, > 0.
@@ -132,13 +134,14 @@ def sign_majority(*, server_lr: float = 0.001) -> Method:
 
 
 def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
-    """A client sends two thin factors of every weight matrix of its update; vectors go whole.
+    """A client sends two thin factors of every weight matrix of its update; vectors are sent in full.
 
     Vogels et al. 2019 (arXiv:1905.13727), Algorithm 1 with one worker, one step of subspace iteration from the last round's Q:
-        P = orthogonalised(M Q),   Q+ = M^T P,   sent: P Q+^T,   M = update of a leaf + what was not sent
-    with M a leaf of two or more axes as (first axis, all others). There all workers agree on P before they make Q, which
-    takes a second exchange; clients here send once, so each has its own P and the sum has a higher rank. Q stays
-    at the client, drawn at first and after an update of 0. A leaf for which two factors are no smaller than itself goes whole.
+        P = orthogonalised(M Q),   Q+ = M^T P,   sent: P Q+^T,   M = update of a leaf + the unsent part
+    with M a leaf of two or more axes as (first axis, all others). In the paper all workers agree on P before they
+    compute Q, which takes a second exchange. In raysim clients send once, so each client has its own P, and the sum has
+    a higher rank. Q is client memory, drawn at random at first and after an update of 0. A leaf is sent in full if its
+    two factors are no smaller.
 
     Args:
       rank: columns of the factors, >= 1.
@@ -158,7 +161,7 @@ def power_sgd(*, rank: int = 2, error_feedback: bool = True) -> Method:
                 place.copy_(values)
             else:
                 matrix = values.flatten(1).cpu()
-                if (basis := bases.get(leaf.name)) is None or not bool(basis.any()):  # of an update of 0
+                if (basis := bases.get(leaf.name)) is None or not bool(basis.any()):  # the last update was 0
                     basis = torch.randn(matrix.shape[1], rank, generator=client.generator)
                 encoded = factors_of(matrix, basis.cpu())
                 place.copy_(product_of(encoded).view(leaf.shape))
@@ -187,7 +190,7 @@ def entries(encoded: Encoded, size: int) -> Tensor:
 
 
 def drawn_of(values: Tensor, share: float, generator: torch.Generator, *, is_unbiased: bool) -> Encoded:
-    """A share of the entries, drawn; multiplied by n / k where the mean over the draws is to be the values [n]."""
+    """Encode a random share of the values [n]; is_unbiased: times n / k, so that the mean over draws is the values."""
     seed, count = torch.randint(2**62, (1,), generator=generator), _count(share, len(values))
     places = _drawn(int(seed), len(values), count)
     return {"seed": seed.numpy(), "values": (values[places] * (len(values) / count if is_unbiased else 1.0)).numpy()}
@@ -225,7 +228,7 @@ def packed(codes: np.ndarray, width: int) -> np.ndarray:
 
 
 def unpacked(data: np.ndarray, count: int, width: int) -> np.ndarray:
-    """(count,) uint8: the codes that `packed` took."""
+    """Return (count,) uint8: the codes that were given to `packed`."""
     bits = np.unpackbits(data, count=count * width).reshape(count, width)
     return np.asarray(bits @ (1 << np.arange(width)).astype(np.uint8))
 
@@ -239,7 +242,7 @@ def signs_of(values: Tensor, generator: torch.Generator) -> Encoded:
 
 
 def signed(encoded: Encoded, size: int) -> Tensor:
-    """[size]: plus or minus the scale, 1 where there is none."""
+    """[size]: plus or minus the scale, or plus or minus 1 if no scale was sent."""
     signs = torch.from_numpy(np.unpackbits(encoded["signs"], count=size)).float() * 2 - 1
     return signs * float(encoded["scale"][0]) if "scale" in encoded else signs
 
@@ -255,7 +258,7 @@ def product_of(encoded: Encoded) -> Tensor:
     return torch.from_numpy(encoded["left"]) @ torch.from_numpy(encoded["right"]).T
 
 
-#: send(wanted [num_params], 0 in personal leaves, client) -> (what arrives [num_params], its bytes).
+#: send(wanted [num_params], 0 in personal leaves, client) -> (decoded vector [num_params], number of bytes).
 Send = Callable[[Tensor, ClientView], tuple[Tensor, int]]
 
 

@@ -25,48 +25,49 @@ Measure = Literal[
     "drift", "layer_drift", "agreement", "spectrum", "features", "gradient", "feedback", "weights", "premise"
 ]
 
-#: Measured unless others are named: those that cost little.
+#: The default measures, which cost little.
 CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
 NEEDS: dict[Measure, tuple[str, ...]] = {"features": ("classes", "features"), "premise": ("validation-set", "test-set")}
 
 
 def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
-    """Logs measures in the first and in every n-th round; weights and update stay as they are.
+    """Logs measures in the first and in every n-th round; weights and update do not change.
 
-    List it last. Its place does not change what it sees of the clients, but a method that replaces the update must
-    stand before those that look at it.
+    List diagnostics last: a method that replaces the update must be listed before methods that read the update, and the
+    measures gradient and feedback include only methods listed before diagnostics.
 
     - drift: (1/K) sum_i ||u_i - mean u||_2 over the K clients that took a step, u_i the concatenated update of all shared
       parameters (FLFA, figure 3); number `drift`.
-    - layer_drift: the same by layer, with the updates of the weight of each linear and convolution layer; array `layer_drift`.
-      Measured only where it is named.
+    - layer_drift: drift of each linear and convolution layer, from the updates of its weight; array `layer_drift`.
+      Measured only if named.
     - agreement: S_l of every linear and convolution layer (FLFA, eq. 14); array `agreement`, and its mean as a number.
     - spectrum: singular values of the new global classifier weight, largest first (UniVarFL, figure 1); array
       `singular_values`, number `effective_rank`, see `effective_rank`.
     - features: distances of the classifier's inputs, over the test set at the new global model (FLFA, figure 2); numbers
-      `intra`, `inter` and `separability`, see `log_separation`. It needs one class a row; without, name the others.
+      `intra`, `inter` and `separability`, see `log_separation`. Needs one class per row; for other tasks, name other
+      measures.
     - gradient: ||sum_k n_k/N grad L_k(theta)||_2 over the shared parameters at the broadcast point theta, over the cohort's
       training examples (UniVarFL, theorem 1, which bounds the smallest square over the rounds); number `gradient_norm`.
-      L_k has the terms of the methods listed before this one, in train mode. It costs each client another pass over its
-      examples, so it is measured only where it is named.
-    - feedback: how far feedback alignment leads from the gradient, if a method listed before has it in some layers (the
-      quantities of FLFA's bounds, sections 4 and 9), at each client's model after training and over all its examples: numbers
-      `feedback_error`, `local_gradient_norm`, `weight_norm_gap`, `weight_gap` and array `weight_norms`, see
-      `methods/bounds.py`. It costs each client two passes over its examples, so it is measured only where it is named.
+      L_k has the terms of the methods listed before this one, in train mode. Costs each client a pass over its
+      examples; measured only if named.
+    - feedback: distance of feedback alignment from the gradient, if a method listed before uses feedback alignment (the
+      quantities of FLFA's bounds, sections 4 and 9), at each client's model after training, over all its examples;
+      numbers `feedback_error`, `local_gradient_norm`, `weight_norm_gap`, `weight_gap` and array `weight_norms`, see
+      `methods/bounds.py`. Costs each client two passes over its examples; measured only if named.
 
     - weights: rank correlations (Spearman) over the clients that took a step, between their aggregation
       weight (mean over the shared numbers) and the L2 norm of their update, their number of examples, and the entropy of
-      their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. NaN if one of the two is the
-      same for all, as the entropy is without classes. Measured only where it is named.
-    - premise: whether clients with small validation gradients generalise better (FedVG): of each client's model after
-      training the validation gradient (G_k of FedVG's eq. 4) and the accuracy on the test rows; array `premise`, a row a
-      client, and their rank correlation, number `accuracy_by_gradient`, -1 where the premise holds. Other tasks have their
-      score of a part in the place of the accuracy; for the RMSE the premise is +1. It costs each client passes over both
-      sets, so it is measured only where it is named.
+      their labels; numbers `weight_by_update`, `weight_by_examples`, `weight_by_entropy`. NaN if one of the two
+      quantities is equal for all clients, as the entropy is without classes. Measured only if named.
+    - premise: whether clients with small validation gradients generalise better (FedVG). Array `premise`, a row per
+      client: the validation gradient (G_k of FedVG's eq. 4) and the accuracy on the test rows, both of the client's
+      model after training. Number `accuracy_by_gradient`: their rank correlation, -1 where the premise holds. Other
+      tasks have their own score in place of the accuracy; for the RMSE the premise is +1. Costs each client passes over
+      both sets; measured only if named.
 
-    `spectrum` and `features` need the new model, which is there only in rounds that are evaluated: let one of `every`
-    and `evaluation.every` divide the other. A method that scores another model than it broadcasts (LIVAR) is measured
-    at the one it broadcasts.
+    `spectrum` and `features` need the new model, which exists only in evaluated rounds: choose `every` and
+    `evaluation.every` so that one divides the other. If a method scores another model than it broadcasts (LIVAR), the
+    broadcast model is measured.
 
     Args:
       every: measure in the first round, and in every n-th round, counted from 1.
@@ -161,7 +162,7 @@ def log_drift(server: ServerView) -> None:
 
 
 def log_layer_drift(server: ServerView) -> None:
-    """The same of each layer."""
+    """Log the drift of each linear and convolution layer."""
     layers = _shared_layers(server.layout)
     distances = layer_distances(server, list(layers.values()))
     server.log("layer_drift", distances[server.is_active].mean(dim=0), list(layers))
@@ -178,7 +179,7 @@ def log_agreement(server: ServerView) -> None:
 def log_spectrum(server: ServerView) -> None:
     """Singular values of the new classifier weight, largest first."""
     leaf = _classifier(server.layout)
-    assert leaf is not None  # `init` has seen to it
+    assert leaf is not None  # checked by `init`
     with one_thread():  # the same digits wherever the server runs
         values = torch.linalg.svdvals(server.layout.view(server.params, leaf).double())
     server.log("singular_values", values)
@@ -188,8 +189,8 @@ def log_spectrum(server: ServerView) -> None:
 def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:
     """[num_params]: gradient of the client's objective at the broadcast point, over all its examples once.
 
-    In passes of the local batch size, since terms such as UniVarFL's are of a batch; under BatchNorm a last example that
-    is left alone does not count, as in training. Parameters, buffers and the draws of training stay as they are.
+    Batches have the local batch size, since terms such as UniVarFL's depend on the batch. Under BatchNorm a last batch
+    of one example is skipped, as in training. Parameters, buffers and the random draws of training do not change.
 
     Args:
       gradient: gradient(params, batch) -> [num_params] of the mean loss of a batch.
@@ -206,7 +207,7 @@ def local_gradient(gradient: GradFn, client: ClientView) -> Tensor:
 
 
 def log_gradient_norm(server: ServerView) -> None:
-    """L2 norm over the shared parameters of the clients' gradients, weighted by the examples of those that took a step."""
+    """Log the L2 norm of the mean gradient of the clients that took a step, weighted by examples; shared parameters."""
     leaves = [leaf for leaf in server.layout.params if leaf.is_shared]
     shares = normalised((server.num_examples * server.is_active).double())
     total = server.total("gradient", {leaf.name: shares for leaf in leaves})
@@ -234,7 +235,7 @@ def log_separation(server: ServerView) -> None:
 
     With mu_c the mean feature of class c, over the classes that the test set has:
         intra = mean over examples of ||z - mu_y||_2,   inter = mean over pairs of classes of ||mu_c - mu_c'||_2
-    and separability = inter / intra. Not a number where there is one class, or no distance inside the classes.
+    and separability = inter / intra. NaN if there is only one class, or if all distances inside classes are 0.
     """
     slices = server.map_features(class_sums, server.class_counts.shape[1])
     if not slices:
@@ -263,7 +264,7 @@ def distances_to_means(features: Tensor, labels: Tensor, means: Tensor) -> Tenso
     return distances.sum()
 
 
-#: Measure -> what logs it, in this order: of the clients of a round, and of the model that it ended with.
+#: Measure -> function that logs it, in this order: measures of a round's clients, and of the model after the round.
 OF_CLIENTS: dict[Measure, Callable[[ServerView], None]] = {
     "gradient": log_gradient_norm,
     "feedback": log_feedback,

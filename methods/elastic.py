@@ -22,15 +22,16 @@ def elastic(
     them; the authors published no code. With s the broadcast point, F the logits, p_k the round's weights:
         client:  Omega_k <- mu Omega_k + (1 - mu) |d||F(s; x)||_2 / dw| over the batches of a sample, from 0
         server:  Omega = sum_k p_k Omega_k,   zeta = 1 + tau - Omega / max(Omega),   w+ = w + zeta * sum_k p_k (y_k - s)
-    zeta lies in [tau, 1 + tau]. ||F||_2 is each example's, averaged over the batch. p_k is what the `weigh` hooks left,
-    FedVG's s_k for one, scaled to sum to one. Omega_k is taken after training, but at s; in training mode, so BatchNorm
-    uses the batch's statistics. Buffers are aggregated as they are. Where no Omega is above 0, zeta is 1 + tau.
+    zeta lies in [tau, 1 + tau]. ||F||_2 is computed for each example and averaged over the batch. p_k is the weight
+    after all `weigh` hooks, such as FedVG's s_k, scaled to sum to one. Omega_k is computed after training, but at s,
+    and in training mode, so BatchNorm uses the batch's statistics. Buffers are aggregated without zeta. If no Omega is
+    above 0, zeta is 1 + tau.
 
     `as_in: fl-bench` is the rule behind FedVG's tables: cross-entropy with labels, the squared L2 norm of each tensor's
     gradient as its Omega, and as maximum the largest Omega_k of any client. Left out: taking the sample away from
     training (the other methods train on all examples), evaluation mode, sums that run on over batches, clients and
-    rounds, Omega = 1 where a gradient is exactly 0, BatchNorm statistics that move by tau, and dropped training batches
-    of one example also without BatchNorm.
+    rounds, Omega = 1 where a gradient is exactly 0, BatchNorm statistics that move by tau, and dropping of training
+    batches with one example also without BatchNorm.
 
     Args:
       tau: factor of the most sensitive element, >= 0; the least sensitive has 1 + tau. The paper and FedVG's tables use 0.5.
@@ -94,7 +95,7 @@ def _of_tensors(server: ServerView, shares: dict[str, Tensor]) -> tuple[Tensor, 
     nothing = torch.zeros(len(each), dtype=torch.float64)
     share = torch.stack([shares.get(leaf.name, nothing) for leaf in server.layout.params], dim=1)
     total = (share * each).sum(dim=0)
-    return total, each.amax(dim=0) if len(each) else total  # of a cohort of nobody zeros
+    return total, each.amax(dim=0) if len(each) else total  # zeros for an empty cohort
 
 
 def _shares(weight: Tensor | RightMap, name: str, by_element: bool) -> Tensor:
@@ -116,14 +117,14 @@ def output_norm(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def sample(client: ClientView, ratio: float) -> Iterator[Batch]:
-    """Batches of the client's batch size from a fresh sample of its examples, two at least.
+    """Yield batches of the client's batch size from a new random sample of at least two of its examples.
 
     A last batch of one example joins the one before it (BatchNorm cannot take it).
     """
     count = max(min(2, client.num_examples), int(ratio * client.num_examples))
     chosen = torch.zeros(client.num_examples, dtype=torch.bool)
     chosen[torch.randperm(client.num_examples, generator=client.generator)[:count]] = True
-    rest: Batch | None = None  # at most a batch and one more
+    rest: Batch | None = None  # at most batch_size + 1 examples
     begin = 0
     for batch in client.batches():
         end = begin + len(batch.targets)

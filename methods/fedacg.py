@@ -16,9 +16,10 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
 
     Kim, Kim, Han 2024 (CVPR), Δ the uniform mean of y_k - s:
         client:  minimise f_k(y) + (beta/2) ||y - s||^2, starting at s
-        server:  m <- lam m + Δ,   w <- s + Δ   (the mean of y_k; what is evaluated)
-    BatchNorm statistics get neither momentum nor lookahead. The released code also decays its rate after every local
-    epoch, where local.lr_decay counts rounds, and clips gradients to an L2 norm of 10 (local.max_grad_norm).
+        server:  m <- lam m + Δ,   w <- s + Δ   (the mean of y_k; this model is evaluated)
+    BatchNorm statistics get neither momentum nor lookahead. The released code also decays the learning rate after every
+    local epoch (local.lr_decay applies after every round), and clips gradients to an L2 norm of 10
+    (local.max_grad_norm).
 
     Args:
       lam: momentum, 0 <= lam < 1; the paper uses 0.85.

@@ -10,7 +10,7 @@ from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State, require
 
-#: What a slimmer copy can be cut from: the first channels of each of their tensors.
+#: Layers that can be cut to the first channels of each of their tensors.
 SLIM = (nn.Conv2d, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 
 #: Power iterations of a spectral norm, as in the authors' code.
@@ -18,7 +18,7 @@ ITERATIONS = 10
 
 
 def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None) -> Method:
-    """Adds a distillation of the last block's spectral norms into its own first channels to the loss.
+    """Adds a loss term that distils the last block's spectral norms into the block's own first channels.
 
     Mendieta et al. 2022 (CVPR, arXiv:2111.14213) and their code. For one image, x the input and y the output of the block,
     as (channels, pixels) matrices, x pooled to y's pixels:
@@ -27,11 +27,11 @@ def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None)
         loss    = inner + mu (inner / L_lip) L_lip,   the ratio in brackets a constant
     y_slim is the block's output for the first channels of x, by the first channels of its own layers, under BatchNorm
     with the batch's statistics, which are not kept. x and s(x, y) are constants, so only the block's
-    first channels learn from the term: one more pass of a narrow block, no other model. The ratio is the code's: the
-    term is always mu times the loss so far, and only its direction counts.
+    first channels learn from the term: one more pass of a narrow block, no other model. The ratio is taken from the
+    code: the term always equals mu times the loss so far, so only the direction of its gradient matters.
 
-    The block is the last layer block in front of the classifier (`raysim methods --model` lists them): a projector, where
-    there is one. The paper takes the last stage of a ResNet: `block: layer4`. The authors clip gradients at 10
+    The block is the last layer block in front of the classifier (`raysim methods --model` lists them): a projector, if
+    the model has one. The paper takes the last stage of a ResNet: `block: layer4`. The authors clip gradients at 10
     (`local.max_grad_norm`) and use Nesterov momentum 0.9.
 
     Args:
@@ -73,7 +73,7 @@ def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None)
         def value(outputs: Outputs, batch: Batch) -> Tensor:
             total = inner(outputs, batch)
             passed = client.scratch.pop("passed", None)
-            if passed is None:  # the pass went by the `forward` hook, as a measurement's does
+            if passed is None:  # a pass without the `forward` hook, such as a measurement's
                 return total
             x, y = passed
             narrow = x[..., : slim(x.shape[-1], width)] if x.dim() == 3 else x[:, : slim(x.shape[1], width)]
@@ -119,7 +119,7 @@ def check_slim(block: nn.Module, name: str, width: float) -> None:
 
 
 def slim(channels: int, width: float) -> int:
-    """How many first channels a share is: rounded, at least one."""
+    """Return the number of first channels in a share: rounded, at least one."""
     return max(1, round(channels * width))
 
 
@@ -128,7 +128,7 @@ def slim_pass(block: nn.Module, x: Tensor, width: float) -> Tensor:
     channels.
 
     Every tensor is cut to the first entries of its channel axes: a convolution's or linear layer's outputs and inputs, a
-    normalisation's channels. Running statistics are used up as copies.
+    normalisation's channels. Running statistics are copied, so the pass does not change them.
     """
     values: dict[str, Tensor] = {}
     for name, value in [*block.named_parameters(), *block.named_buffers()]:
@@ -140,11 +140,11 @@ def slim_pass(block: nn.Module, x: Tensor, width: float) -> Tensor:
 
 
 def spectral_norms(x: Tensor, y: Tensor) -> Tensor:
-    """(B,): spectral norm of x y^T / pixels for each image; where there are several, by power iterations from ones.
+    """(B,): spectral norm of x y^T / pixels for each image; with several pixels, by power iterations from ones.
 
     Args:
-      x, y: (B, channels), (B, length, channels) or (B, channels, height, width), what goes into a block and comes out; y has
-        no more pixels. A position of a sequence counts as a pixel.
+      x, y: (B, channels), (B, length, channels) or (B, channels, height, width), input and output of a block; y has no
+        more pixels than x. A position of a sequence counts as a pixel.
     """
     if x.dim() == 3:
         x, y = x.transpose(1, 2), y.transpose(1, 2)

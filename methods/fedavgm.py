@@ -25,16 +25,16 @@ def fedavgm(
         heavy_ball:  v <- beta v + Δ,               u = server_lr v
         nesterov:    v <- beta v + Δ,               u = server_lr (Δ + beta v)   (torch.optim.SGD(nesterov=True))
         damped:      v <- beta v + (1 - beta) Δ,    u = server_lr v
-    Buffers see no momentum, since it can drive a running variance below zero.
+    Buffers have no momentum, since momentum can drive a running variance below zero.
 
-    `as_in: fl-bench` is the rule behind FedVG's tables: nesterov, on BatchNorm statistics as well, with that risk (a
-    negative variance makes the model's outputs NaN). Left out: momentum of the counters of batches.
+    `as_in: fl-bench` is the rule behind FedVG's tables: nesterov, on BatchNorm statistics as well, with the risk of a
+    negative variance, which makes the model's outputs NaN. Left out: momentum of the counters of batches.
 
     Args:
       beta: momentum, 0 <= beta < 1; 0 with server_lr 1 is FedAvg.
       server_lr: factor of the step, > 0.
       form: one of the three forms in the table above.
-      as_in: "fl-bench": the rule behind FedVG's tables, which is nesterov, for BatchNorm statistics as well.
+      as_in: "fl-bench": the rule behind FedVG's tables, nesterov, applied to BatchNorm statistics as well.
     Raises:
       ValueError: beta or server_lr out of range.
     """

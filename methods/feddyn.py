@@ -11,7 +11,7 @@ from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
 
-#: Why no robust rule runs beside it.
+#: Reason why FedDyn and robust rules cannot be combined.
 EVERYBODY = {"is_robust": "h sums up every client's update, attackers included, and is added after the rule"}
 
 
@@ -30,16 +30,15 @@ def feddyn(
                  then h_k <- h_k + (y_k - s)
         server:  w+ = mean_S y_k + h,   h = (1/N) sum over all clients of h_k
     The server's step does not depend on alpha: with alpha -> 0 only the clients become FedAvg's. Participants are
-    averaged uniformly, or as `weights` says, unless a method that claims the weights replaces or mixes that average; h
-    keeps its own 1/N. The model that is evaluated is the server's (the authors' figures show the mean of every client's
-    latest model). A round in which nobody took a step changes nothing. Buffers and personal leaves have no h. The
-    authors' code also divides alpha by the client's relative size, which is not offered: clients do not know the mean
-    size.
+    averaged uniformly, or by `weights`, unless a method that claims the weights replaces or mixes this average; h keeps
+    its factor 1/N. The server's model is evaluated (the authors' figures show the mean of every client's latest model).
+    A round in which no client took a step changes nothing. Buffers and personal leaves have no h. The authors' code
+    also divides alpha by the client's relative size; raysim does not, since clients do not know the mean size.
 
     `as_in: fl-bench` is the rule behind FedVG's tables: the quadratic term is missing, which pushes y away from 0
     without bound, and participants are averaged by their examples. FedVG's values are alpha 0.1, max_grad_norm 10. Left
-    out: that code's h of the BatchNorm statistics, its FedVG + FedDyn writing to orphaned tensors from round 2, and
-    dropped training batches of one example also without BatchNorm.
+    out: the h of BatchNorm statistics, a fault by which FedVG + FedDyn writes to unused tensors from round 2 on, and
+    dropping of training batches with one example also without BatchNorm.
 
     Args:
       alpha: strength of both terms, >= 0. The authors use 0.01 on CIFAR-10, FedVG 0.1.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
 
-#: Counts below are raised to it: a margin of 100 tau, as in FL-bench.
+#: Smaller counts are raised to this value: a margin of 100 tau, as in FL-bench.
 MIN_COUNT = 1e-8
 
 
@@ -20,7 +20,8 @@ def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable") ->
     training examples of class c:
         usable (all re-implementations):   -log(e^(o_y) / sum_c e^(o_c))
         literal (as printed):              -log(e^(o_y) / sum_(c != y) e^(o_c)), which has no lower bound
-    In local training only. A class without examples counts as 1e-8 of one, as in FL-bench: a margin of 100 tau.
+    The margin applies in local training only. A class without examples has n_c = 1e-8, as in FL-bench: a margin of 100
+    tau.
 
     Args:
       tau: size of the margin, >= 0; 0 is plain cross-entropy (usable). Public codes use 1 and 0.1.

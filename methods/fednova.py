@@ -11,14 +11,15 @@ from raysim.core.weights import RightMap, Weights
 
 
 def fednova(*, mu: float = 0.0) -> Method:
-    """Divides every client's update by its effective number of steps, then multiplies all by their mean.
+    """Divides each update by the client's effective number of steps, and multiplies the sum by the mean number.
 
     Wang et al. 2020 (arXiv:2007.07481), with p_k the weights so far and Δ_k = -lr sum_j a_j g_j:
         w+ = w + tau_eff sum_k p_k Δ_k / ||a_k||_1,   tau_eff = sum_k p_k ||a_k||_1
-    ||a_k||_1 is K_k for plain SGD and (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with momentum rho. It multiplies
-    whatever weights it is given, n_k, uniform or FedVG's (listed after fedvg), leaf by leaf; they then need not sum to
-    one. Buffers keep their weights (in the authors' code they stay local). Clipped gradients count as the gradients.
-    The authors' slow momentum gmf is `fedavgm` with that beta, as long as local.lr does not decay.
+    ||a_k||_1 is K_k for plain SGD and (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with momentum rho. FedNova
+    multiplies the given weights (by examples, uniform, or FedVG's if listed after fedvg) leaf by leaf; the products
+    need not sum to one. Buffers keep their weights (in the authors' code buffers stay local). Clipped gradients are
+    treated as the gradients. The authors' slow momentum gmf is `fedavgm` with beta = gmf, as long as local.lr does not
+    decay.
 
     Args:
       mu: mu of `fedprox`, if fedprox is listed too: every step then shrinks the earlier steps by 1 - lr mu, and the

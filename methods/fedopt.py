@@ -20,10 +20,10 @@ def fedadam(
 
     Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2:
         m <- beta1 m + (1 - beta1) Δ,   v <- beta2 v + (1 - beta2) Δ^2,   w <- w + server_lr m / (sqrt(v) + tau)
-    Δ is weighted by examples, as in the paper's experiments, unless other methods say otherwise. Parameters only:
-    BatchNorm statistics are averaged as they are, since an optimiser can drive a running variance below zero. A round
-    in which nobody took a step changes nothing. The authors' code (Keras) corrects the bias of m and v, which Algorithm 2 does
-    not.
+    Δ is weighted by examples, as in the paper's experiments, unless other methods say otherwise. The step applies to
+    parameters only: BatchNorm statistics are averaged, since an optimiser can drive a running variance below zero. A
+    round in which no client took a step changes nothing. The authors' code (Keras) corrects the bias of m and v, which
+    Algorithm 2 does not.
 
     Args:
       server_lr: server learning rate, > 0: about the size of a step of one parameter where sqrt(v) is well above tau.
@@ -88,7 +88,7 @@ def fedadagrad(*, server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3
 def _fedopt(
     name: str, next_v: NextMoment, server_lr: float, beta1: float, beta2: float, tau: float, init_v: float
 ) -> Method:
-    """The method around a rule for the second moment, next_v(v, Δ^2)."""
+    """Return the method with the given rule for the second moment, next_v(v, Δ^2)."""
     require(f"{name}: beta1", beta1, 0 <= beta1 < 1, "in [0, 1)", "0.9 is common")
     require(f"{name}: beta2", beta2, 0 <= beta2 < 1, "in [0, 1)", "0.99 is common")
     require(f"{name}: server_lr", server_lr, server_lr > 0, "> 0", "0.01 is common")
@@ -99,7 +99,7 @@ def _fedopt(
         return {"m": torch.zeros_like(params), "v": torch.full_like(params, init_v)}
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
-        if not bool(update.any()):  # and not whether anybody came, which behind `dp` must not be seen
+        if not bool(update.any()):  # not `server.is_active`: with `dp`, who took part must stay hidden
             return update, state
         m = beta1 * state["m"] + (1 - beta1) * update
         v = next_v(state["v"], update * update)

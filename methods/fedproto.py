@@ -50,9 +50,10 @@ def fedproto(
         ("clients", the released code), or the mean over all examples of the class ("examples", the paper).
       as_in: "fed-mammoth", LIVAR's baseline: the loss gains strength times the distance of the mean feature of each
         class of a batch to its prototype, summed over classes; prototypes over examples; uniform aggregation weights.
-        The code fails at a class without a prototype; raysim adds nothing to the loss for such a class. Its prototypes
-        are features of pixels that were not normalised, unlike the features that they pull.
-    Degenerate cases: clients without a step do not count in prototypes.
+        The code fails at a class without a prototype; raysim adds nothing to the loss for such a class. The code
+        computes prototypes from pixels that were not normalised, unlike the inputs of training; raysim takes the
+        model's own inputs.
+    Degenerate cases: clients without a step have no effect on prototypes.
     Raises:
       ValueError: strength < 0; or, when the run starts, a model without a trained head.
     """
@@ -136,7 +137,7 @@ def merged_prototypes(means: Tensor, counts: Tensor, *, over_examples: bool) -> 
     """Global prototypes.
 
     Args:
-      means: (K, classes, width), whatever where the count is 0; counts: (K, classes).
+      means: (K, classes, width), any value where the count is 0; counts: (K, classes).
     Returns:
       (classes, width) float32; NaN for a class that nobody holds.
     """

@@ -13,9 +13,9 @@ def fedrs(*, alpha: float = 0.5) -> Method:
 
     Li, Zhan 2021 (KDD, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data"):
         s_c = 1 if the client has class c, else alpha
-    The bias, which the authors' head does not have, is not scaled. In local training only; evaluation and scoring use
-    the plain logits. The released code has s_c = alpha + (1 - alpha) n_c / max n, and takes at least five local steps,
-    however few batches a client has.
+    The bias, which the authors' head does not have, is not scaled. The scale applies in local training only; evaluation
+    and scoring use the plain logits. The released code has s_c = alpha + (1 - alpha) n_c / max n, and takes at least
+    five local steps, however few batches a client has.
 
     Args:
       alpha: scale of an absent class, in [0, 1]; 1 is plain cross-entropy. 0 gives absent classes the logit b_c, not minus

@@ -11,7 +11,7 @@ from torch import Tensor
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs, require
 
-#: Gradients of the proximal loss that are shorter are float32's rounding.
+#: Shorter gradients of the proximal loss are rounding errors of float32.
 FLOOR = 1e-6
 
 
@@ -22,11 +22,11 @@ def fedsol(*, rho: float = 1.0, form: Literal["fixed", "adaptive"] = "fixed", te
         fixed:     ε = rho u / |u|
         adaptive:  ε_p = rho n(|y_p - s_p|) * u_p / |u| for each tensor p, n: every column along the first axis has
                    L2 norm 1
-    and the step from y uses the gradient of the loss at y + ε. At the first step of a round y = s, and u is rounding
-    alone. The released code stretches it to length rho in a random direction; raysim does not perturb where |u| is below
-    1e-6. The global model is in eval mode; the released code has it in train mode for the first client of a run.
-    Two backward passes and one forward pass of the reference a step; BatchNorm's statistics follow the pass
-    at y. Terms of earlier methods are taken at y + ε, of later ones at y.
+    and the step from y uses the gradient of the loss at y + ε. At the first step of a round y = s, and u is only
+    rounding error. The released code scales this error to length rho, a random direction; raysim does not perturb if
+    |u| is below 1e-6. The global model is in eval mode; in the released code it is in train mode for the first client
+    of a run. A step takes two backward passes and one forward pass of the global model; BatchNorm's statistics follow
+    the pass at y. Loss terms of methods listed before are taken at y + ε, of methods listed after at y.
 
     Args:
       rho: length of the perturbation, >= 0. The released configurations use 1.
@@ -47,7 +47,7 @@ def fedsol(*, rho: float = 1.0, form: Literal["fixed", "adaptive"] = "fixed", te
             proximal = distillation(reference.logits, temperature)
             uphill = client.model.gradient(proximal, params, batch, moves_buffers=True)
             moved = perturbation(client.layout, uphill, params - client.start, rho=rho, form=form)
-            return inner(params + moved, batch)  # another point, even where nothing moved: statistics have been taken
+            return inner(params + moved, batch)  # a new point: the pass at y updated the statistics
 
         return gradient
 

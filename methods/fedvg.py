@@ -1,7 +1,7 @@
 """FedVG: aggregation weights from the norms of validation gradients.
 
-Clients report the norms (`layer_norms`); `weights_from_norms` makes the weights of them (eqs. 4 and 5). What a score is,
-and how its weights take the place of the weights so far, is in `scored.py`.
+Clients report the norms (`layer_norms`); `weights_from_norms` computes weights from the norms (eqs. 4 and 5).
+`scored.py` defines scores, and replaces the given weights by the weights of a score.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def fedvg(
     backpropagation of the mean cross-entropy; only the norms travel.
 
     `as_in: release` is the released code where it deviates. With one weight per layer, buffers have the same weight from
-    every client, and one_axis is "l2". The validation rows are scored client by client, so the data must come in that
-    order (data.validation_set.order: client), which moves weights under train-mode BatchNorm. Left out: its eps,
-    which is that of another unit and matters only where a gradient vanishes; layer blocks that are stages of a ResNet
+    every client, and one_axis is "l2". The validation rows are scored client by client, so the rows must have this
+    order (data.validation_set.order: client), which changes weights under train-mode BatchNorm. Left out: the released
+    eps, which has another unit and matters only if a gradient vanishes; layer blocks that are stages of a ResNet
     (model.blocks: stage).
 
     Args:
       granularity: number of weights of a client: one for the whole model, one for each tensor ("layer"), or one for
         each layer block. "auto" (ours) uses in every round the granularity whose aggregated model has the lowest loss
         on the validation set, and logs the choice (0 model, 1 layer, 2 block).
-      norm: number by which a client is scored. "l1", "l2": norm of the validation gradient; "spectral": its largest
-        singular value, for tensors with two or more axes, reshaped to (first, rest); "update": L2 norm of the client's
-        update instead of a gradient (the paper's "delta"; needs no data); "update-l1": L1 norm of the update. The paper
-        does not state the norm inside "delta".
+      norm: number by which a client is scored. "l1", "l2": norm of the validation gradient; "spectral": largest
+        singular value of the gradient, for tensors with two or more axes, reshaped to (first, rest); "update": L2 norm
+        of the client's update instead of a gradient (the paper's "delta"; needs no data); "update-l1": L1 norm of the
+        update. The paper does not state the norm inside "delta".
       leaves: parameters that get these weights and whose norms are used: all, the classifier ("head"), everything but
         the classifier ("body"), or the adapters of model.lora. All other parameters keep their weights, for example of
         a second method: `livar` with `components: head` beside `leaves: adapters`.
@@ -78,8 +78,9 @@ def fedvg(
         gradient, data.validation_set.order must be client, the order of the released code.
       eps: the constant in eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite norm, gets weight 0; if no client is left, the
-    global model stays. Where norms are exactly 0 and eps is 0, those clients share the weight equally. Buffers have
-    the weight of the tensors of their layer; parameters whose kind of norm does not exist, that of their block.
+    global model stays. If eps is 0 and some norms are exactly 0, the clients with these norms share the weight equally.
+    A buffer has the weight of the first tensor of its layer; a parameter without the chosen kind of norm has the weight
+    of its layer block.
     Raises:
       ValueError: eps < 0, every < 1, or options that do not go together; or, when the run starts, a spectral norm of
         leaves without any tensor of two axes.
@@ -144,11 +145,11 @@ def weights_from_norms(
     Args:
       norms: (K, parameter leaves) float64, see `layer_norms`.
       is_active: (K,) bool, clients that took a step.
-      buffers: "uniform": with granularity "layer" they get the same weight from every usable client.
+      buffers: "uniform": with granularity "layer", buffers get the same weight from every usable client.
     Returns:
       leaf name -> (K,) float64, summing to 1 (or all 0 if no client is usable).
     """
-    # Without the tensors that have no such norm.
+    # Tensors without the chosen norm are left out.
     sizes = {leaf.name: size for leaf, size in zip(layout.params, norms.T, strict=True) if not bool(size.isnan().any())}
     usable = is_active & ~norms.isinf().any(dim=1)
 
@@ -156,6 +157,6 @@ def weights_from_norms(
         known = [sizes[name] for name in tensors if name in sizes]
         return inverse_weights(torch.stack(known).mean(dim=0), usable, eps) if known else None
 
-    # No such norm here: uniform, as the released code does for tensors without a gradient.
+    # Where no tensor has the chosen norm: uniform, as the released code does for tensors without a gradient.
     uniform = normalised(usable.double())
     return dict(spread(layout, weights_of, granularity=granularity, otherwise=uniform, buffers=buffers))

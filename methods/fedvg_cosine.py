@@ -1,4 +1,4 @@
-"""The cosine of a client's update and the descent direction on the validation data as its score."""
+"""Score of a client: the cosine of its update and the descent direction on the validation data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def fedvg_cosine(
 
         s_k = max(0, c_k) / sum_j max(0, c_j)
     with c_k the cosine of client k's update and the descent direction -grad L_val at the broadcast point, over the model,
-    a layer or a layer block. It is FLTrust's trust score (Cao et al., NDSS 2021, arXiv:2012.13995) without its rescaling
-    of the updates; ours, not FedVG's. One gradient a round, not one a client.
+    a layer or a layer block. The score is FLTrust's trust score (Cao et al., NDSS 2021, arXiv:2012.13995), without
+    FLTrust's rescaling of the updates. The method is ours, not FedVG's. It costs one gradient per round, not one per
+    client.
 
     Args:
       granularity: number of weights of a client: one for the whole model, each tensor ("layer"), or each layer block.
@@ -35,8 +36,8 @@ def fedvg_cosine(
       mix: "replace": these weights alone; "average": the mean of these weights and the weights of the methods listed
         before, by default the clients' shares of the examples.
       val_mode: mode of the network while the gradient is taken, which changes the gradient of networks with BatchNorm.
-    Degenerate cases: an update, or a gradient, of 0 has cosine 0; where no client's cosine is above 0, those leaves keep
-    the weights given. The number of clients whose cosine over all leaves is above 0 is logged (`agreeing`).
+    Degenerate cases: an update, or a gradient, of 0 has cosine 0; leaves in which no client's cosine is above 0 keep
+    the given weights. The number of clients whose cosine over all leaves is above 0 is logged (`agreeing`).
     Raises:
       ValueError: when the run starts, where leaves are personal.
     """

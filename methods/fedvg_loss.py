@@ -1,4 +1,4 @@
-"""The validation loss as the score of a client, which FedVG's paper calls the worse one."""
+"""Score of a client: its validation loss, which FedVG's paper calls a worse score than the gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feedback alignment: errors travel down through other tensors than the forward weights. FA, DFA, and what FLFA shares."""
+"""Feedback alignment: errors pass down through other tensors than the forward weights. FA, DFA, parts of FLFA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raysim.core.seeding import derive_seed, torch_generator
 Scale = Literal["layer", "none"]
 Names = Literal["all"] | list[str]
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
-Context = Any  # torch's own, on which `forward` leaves whatever `backward` needs
+Context = Any  # torch's context, which passes values from `forward` to `backward`
 
 
 def fa(*, layers: Names = "all", seed: int = 0) -> Method:
@@ -28,7 +28,8 @@ def fa(*, layers: Names = "all", seed: int = 0) -> Method:
 
     Lillicrap et al. 2016 (Nature Communications 7, 13276): dL/dh_(l-1) = B_l^T δ_l; the gradients of the layer's own
     weight and bias stay exact. B is drawn once from the seed and the layer's name, is the same on every client and in
-    every round, and is no part of the model's state. The first layer's input needs no gradient: there it changes nothing.
+    every round, and is no part of the model's state. FA has no effect in the first layer, whose input needs no
+    gradient.
 
     Args:
       layers: paths of linear and convolution layers, or all.
@@ -111,7 +112,7 @@ def idle_layer(layout: Layout) -> str:
 
 
 def chosen_layers(layout: Layout, layers: Names, who: str) -> dict[str, Leaf]:
-    """The named ones of `feedback_layers`.
+    """Return the named layers of `feedback_layers`.
 
     Raises:
       ValueError: an unknown name, or none at all.
@@ -163,12 +164,12 @@ def direct_matrix(layer: str, outputs: int, size: int, *, seed: int) -> Tensor:
 def feedback_op(client: ClientView, layer: str, back: Tensor, scale: Scale) -> LayerOp:
     """A layer's operation whose backward pass sends the error through `back`; the forward pass is the layer's own.
 
-    dL/dx = B^T δ with B = back * |weight| / |back| for scale "layer", or B = back for "none". The norms are those of the weight
-    that the forward pass uses, hence refreshed by every optimiser step. Weight and bias gradients are exact. Where |back| is 0,
-    B is 0 and no error flows.
+    dL/dx = B^T δ with B = back * |weight| / |back| for scale "layer", or B = back for "none". |weight| is computed in
+    every forward pass, so it follows each optimiser step. Weight and bias gradients are exact. Where |back| is 0, B is
+    0 and no error flows.
 
     Args:
-      back: of the weight's shape, constant.
+      back: a constant tensor of the weight's shape.
     Raises:
       MethodError: the module is not plain nn.Linear or nn.Conv2d.
     """
@@ -222,7 +223,7 @@ def direct_ops(
 
 
 def with_kept_error(logits: Tensor, errors: dict[str, Tensor]) -> Tensor:
-    """The logits (B, ..., outputs); on the way back their gradient dL/dlogits is kept as errors["output"]."""
+    """Return the logits (B, ..., outputs); the backward pass stores their gradient dL/dlogits as errors["output"]."""
     logits = logits.clone()
     assert logits.grad_fn is not None
     logits.grad_fn.register_prehook(lambda above: errors.update(output=above[0]))
@@ -239,7 +240,7 @@ def with_direct_error(
     Args:
       matrix_of: (outputs, numbers of x in one example or position, device) -> R.
     Raises:
-      MethodError: on the way back, an input without the positions of the output.
+      MethodError: in the backward pass, an input without the positions of the output.
     """
     x, shape, dtype, device = x.clone(), x.shape, x.dtype, x.device
     assert x.grad_fn is not None
@@ -258,7 +259,7 @@ def with_direct_error(
 
 
 def _convolution(module: nn.Conv2d, x: Tensor, back: Tensor, factor: Tensor | None) -> Tensor:
-    """With the module's geometry: padding other than zeros, equal on both sides, is put on beforehand, as PyTorch does."""
+    """Convolve with the module's geometry; non-zero or unequal padding is added to x beforehand, as in PyTorch."""
     pads = module._reversed_padding_repeated_twice
     common = [min(pair) for pair in zip(pads[::2], pads[1::2], strict=True) for _ in range(2)]
     if module.padding_mode != "zeros":
@@ -311,7 +312,7 @@ class _Linear(torch.autograd.Function):
         error, rows = error.reshape(-1, error.shape[-1]), x.reshape(-1, x.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if needs_x:
-            # B^T δ with the factor on the smaller of the two.
+            # B^T δ, with the factor on the smaller of the two tensors.
             if factor is None:
                 grad_x = error @ back
             elif back.numel() < error.numel():

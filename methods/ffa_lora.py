@@ -12,8 +12,8 @@ def ffa_lora() -> Method:
     average of what the clients learned. With one A for all clients and all rounds,
         sum_k p_k B_k A = (sum_k p_k B_k) A,
     whatever the weights p_k are. Every process derives A from the seed of the run (or reads it with `model.pretrained`), so
-    it never travels: up and down go B and the head. Dropout of the adapters, momentum and weight decay work as they do
-    without.
+    it never travels: up and down go B and the head. Dropout of the adapters, momentum and weight decay work as without
+    this method.
     Refused: a model without adapters; and beside it methods that merge A and B by themselves (livar, flora).
     """
 

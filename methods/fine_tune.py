@@ -10,9 +10,10 @@ from raysim.core.method import ClientView, Method, require
 def fine_tune(*, steps: int = 10, lr: float | None = None) -> Method:
     """Score the global model after fine-tuning on each client's examples; the global model trains as without this method.
 
-    Yu, Bagdasaryan and Shmatikov 2020, "Salvaging Federated Learning by Local Adaptation" (arXiv:2002.04758). Fine-tuning
-    starts at the global model that the client received and takes all parameters. It is the baseline of every method with
-    personal models. `clients/personal_accuracy_*` or `clients/expected_personal_accuracy_*` are its results.
+    Yu, Bagdasaryan and Shmatikov 2020, "Salvaging Federated Learning by Local Adaptation" (arXiv:2002.04758).
+    Fine-tuning starts at the global model that the client received and changes all parameters. It is the baseline for
+    every method with personal models. `clients/personal_accuracy_*` or `clients/expected_personal_accuracy_*` are its
+    results.
 
     Args:
       steps: local steps of fine-tuning, >= 1.

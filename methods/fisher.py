@@ -18,7 +18,7 @@ from raysim.core.weights import RightMap, Weights, refuse_factors
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
 GRADIENT_ENTRIES = 2**26
-#: Smallest value of F_k. Where every client is at it, the result is the weighted mean.
+#: Smallest value of F_k. Where all clients have this value, the result is the weighted mean.
 FLOOR = 1e-6
 #: What fed-mammoth adds to every Fisher.
 MAMMOTH_CONSTANT = 1e-12
@@ -30,10 +30,11 @@ def fisher(
     """w = sum_k a_k F_k y_k / sum_k a_k F_k, element by element, with a_k the aggregation weights given.
 
     Matena, Raffel 2022 (NeurIPS), eq. 3 and section 3.1. F_k is the mean over local examples of the squared gradient of
-    log p(c|x) at the client's trained model, in eval mode, one example at a time, in expectation over all classes c under
-    the model's own p(c|x), at the cost of a pass for each class; it is at least 1e-6. a_k is divided by the norm of F_k, so
-    that well-fitted clients, whose Fishers are tiny, still count. The method reports two vectors of the size of the model,
-    F_k and F_k * update_k, whose exact sums are divided. Buffers are averaged with the weights given.
+    log p(c|x) at the client's trained model, in eval mode, one example at a time. The square is an expectation over all
+    classes c under the model's p(c|x), which costs a pass for each class. F_k is at least 1e-6. a_k is divided by the
+    norm of F_k, so that well-fitted clients, whose Fishers are tiny, still count. The method reports two vectors of the
+    size of the model, F_k and F_k * update_k, whose exact sums are divided. Buffers are averaged with the weights
+    given.
 
     Args:
       num_examples: largest number of local examples from which F_k is computed; the first ones are used.
@@ -41,7 +42,7 @@ def fisher(
         is summed over all examples instead of averaged, has 1e-12 added, and is not normalised; a_k is uniform. The
         code takes gradients at pixels that were not normalised, unlike the inputs of training; raysim takes the model's
         own inputs.
-    Degenerate cases: clients of weight 0 do not count; without any other, all stays.
+    Degenerate cases: clients of weight 0 have no effect; if all clients have weight 0, the model does not change.
     Raises:
       ValueError: num_examples < 1.
     """
@@ -58,7 +59,7 @@ def fisher(
         weights: Weights = {}
         for leaf in server.layout.params:
             weight = server.weights.get(leaf.name)
-            assert not isinstance(weight, RightMap)  # "merge" is claimed by who gives those
+            assert not isinstance(weight, RightMap)  # methods that give maps claim "merge"
             if weight is not None:
                 refuse_factors(weight, leaf.name, "fisher divides by the weights that multiply the updates")
                 norms = server.report["norm"].double().view((-1,) + (1,) * (weight.dim() - 1))
@@ -93,10 +94,11 @@ def _sum_of(weight: Tensor | RightMap, layout: Layout, leaf: Leaf) -> Tensor:
 def fisher_sum(client: ClientView, *, is_exact: bool, num_examples: int | None = None) -> tuple[Tensor, int]:
     """Sum over local examples of squared gradients of log p(c|x), and the number of examples.
 
-    Args:
-      is_exact: whether the sum is over all classes c, weighted by p(c|x), or of the true label, weighted by its probability.
-    Returns:
-      [num_params] float64.
+      Args:
+        is_exact: whether the sum is over all classes c, weighted by p(c|x), or over the true label alone, weighted by its
+    probability.
+      Returns:
+        [num_params] float64.
     """
     total = torch.zeros(client.layout.num_params, dtype=torch.float64, device=client.params.device)
     count = 0
@@ -146,7 +148,7 @@ def per_example_gradients(
     examples = vmap(grad(log_probability), in_dims=(None, 0, 0))
 
     def gradients(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels know nothing of vmap
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels do not support vmap
             return dict(examples(leaves, images, labels))
 
     return gradients

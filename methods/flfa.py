@@ -43,26 +43,27 @@ def flfa(
 
     FLFA, section 4. In a layer l of the round's set F the input gradient is B_l^T δ_l instead of W_l^T δ_l,
         B_l = W_l^r ||W_{i,l}|| / ||W_l^r||   (W^r: what the round started from; W_i: the client's current weight),
-    and the layer's own gradients stay exact, so that only what lies below l changes. The server sets the next round's
-    F from the updates u_{i,l} of this round,
+    and the layer's own gradients stay exact, so that only the gradients below l change. The server sets the next
+    round's F from the updates u_{i,l} of this round,
         S_l = (1/K) sum_i cos(u_{i,l}, mean_i u_{i,l})   (eq. 14),
-    over the clients that moved the layer; 0 where nobody did or the updates cancel. Round 0 is plain backpropagation.
-    Ties go to the layer that comes first in the model. Logged: S of every candidate, which of them were chosen, how
-    many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table 13), and `is_plain`,
-    1 in rounds that were plain backpropagation: round 0, and those with the first layer alone.
+    over the clients that moved the layer; 0 if no client moved the layer, or if the updates cancel. Round 0 is plain
+    backpropagation. Ties go to the layer that comes first in the model. Logged: S of every candidate, which of them
+    were chosen, how many in each layer block (`selected`; with model.blocks width these are MobileNetV2's stages, table
+    13), and `is_plain`, 1 in rounds that were plain backpropagation: round 0, and rounds with the first layer alone.
 
-    The first layer changes nothing, since images need no gradient (behind trained embeddings it does): such a round equals
-    one without FLFA, to the bit, and the first of them gives a warning. A gradient taken at a perturbed point (FedSOL) uses
-    B too, with the norm of the weight at that point. FedVG's scores are plain backpropagation. Where W^r is 0,
-    so is B, and a warning says that no error passes the layer in that round.
+    FLFA has no effect in the first layer, since images need no gradient (trained embeddings do): a round with this
+    layer alone equals a round without FLFA, to the bit, and the first such round logs a warning. A gradient taken at a
+    perturbed point (FedSOL) also uses B, with the norm of the weight at this point. FedVG's scores use plain
+    backpropagation. If W^r is 0, B is 0, and a warning reports that no error passes the layer in the round.
 
     Args:
       num_layers: number of selected layers; the paper uses 1 and compares 1 to 3.
       candidates: layers that may be selected: all linear and convolution layers; "pointwise": 1x1 convolutions and the
         classifier only; or paths of layers.
       first_layer: whether the first linear or convolution layer of the model is a candidate.
-      strategy: which layers are selected by S_l: those with the lowest or the highest value. "auto" decides once, after
-        the first round: the lowest if S is skewed to the right (its bulk lies at the low end), otherwise the highest.
+      strategy: layers that are selected by S_l: the layers with the lowest or the highest values. "auto" decides once,
+        after the first round: the lowest if S is skewed to the right (its bulk lies at the low end), otherwise the
+        highest.
       scale: rescaling of the feedback to the norm of the local weight: "layer", one factor for each layer; "none", no
         rescaling (FLFA†).
       feedback: tensor of the feedback. "round": W^r; "random" (FLFA*): a fixed tensor from the layer's default
@@ -121,7 +122,7 @@ def flfa(
 
 
 def global_weight(client: ClientView, leaf: Leaf) -> Tensor:
-    """W^r of a layer. Warns where all of it is 0."""
+    """Return W^r of a layer; warn if all its entries are 0."""
     weight = client.layout.view(client.start, leaf)
     if not bool(weight.any()):  # waits for the device: once a round, not for a step
         fault = f"flfa: all of {leaf.layer!r} is 0 at the start of the round, and so is the feedback"
@@ -130,7 +131,7 @@ def global_weight(client: ClientView, leaf: Leaf) -> Tensor:
 
 
 def layers_by_score(scores: Tensor, strategy: str) -> tuple[list[int], str]:
-    """Places of the candidates, the preferred first, and the strategy, which "auto" decides by the skewness of S."""
+    """Return the places of the candidates, preferred first, and the strategy; "auto" decides by the skewness of S."""
     if strategy == "auto":
         strategy = "lowest" if skewness(scores) > 0 else "highest"
     return torch.argsort(scores, stable=True, descending=strategy == "highest").tolist(), strategy
@@ -140,7 +141,7 @@ def log_choice(server: ServerView, layers: dict[str, Leaf], scores: Tensor, used
     """Log the scores and the chosen layer; warn if the next round is plain backpropagation.
 
     Args:
-      layers: the candidates; used, chosen: places among them of this round's layers and of the next one's.
+      layers: the candidates; used, chosen: places of this round's and of the next round's layers among the candidates.
     """
     is_idle = [name == idle_layer(server.layout) for name in layers]
     server.log("is_plain", float(all(is_idle[index] for index in used)))
@@ -165,7 +166,7 @@ def candidate_layers(layout: Layout, candidates: Candidates, *, first_layer: boo
     chosen = chosen_layers(layout, candidates if isinstance(candidates, list) else "all", "flfa")
     if candidates == "pointwise":
         chosen = {name: leaf for name, leaf in chosen.items() if leaf.is_head or leaf.shape[2:] == (1, 1)}
-    chosen = {name: leaf for name, leaf in chosen.items() if leaf.is_shared}  # others have no global weight
+    chosen = {name: leaf for name, leaf in chosen.items() if leaf.is_shared}  # personal layers have no global weight
     if not first_layer:
         chosen.pop(next(iter(feedback_layers(layout))), None)
     if not chosen:
@@ -174,10 +175,10 @@ def candidate_layers(layout: Layout, candidates: Candidates, *, first_layer: boo
 
 
 def agreements(server: ServerView, leaves: list[Leaf]) -> Tensor:
-    """S of each layer, from an exact sum and one small map over the updates.
+    """Return S of each layer; the sum of the updates is exact, and updates stay on the trainers.
 
     Returns:
-      (len(leaves),) float64 in [-1, 1]; 0 where nobody moved, or where the updates cancel.
+      (len(leaves),) float64 in [-1, 1]; 0 if no client moved the layer, or if the updates cancel.
     """
     spans: Spans = [(leaf.offset, leaf.end) for leaf in leaves]
     uniform = torch.full((len(server.clients),), 1 / len(server.clients), dtype=torch.float64)

@@ -34,21 +34,21 @@ def flora() -> Method:
     FLoRA, Wang et al. 2024 (NeurIPS, arXiv:2409.05976). With stacked factors, B = [B_1 ... B_K], A = [p_1 A_1; ...; p_K A_K],
         Delta W += B A = sum_k p_k B_k A_k    (exactly; FedAvg of both factors has cross terms B_i A_j),
     p_k = n_k / sum n, and W + (alpha / rank) Delta W takes the place of W from then on. In every round A is drawn anew
-    (Kaiming-uniform, from the seed and the round) and B is zero. The head is averaged. One A is drawn for all clients, which
-    is ours: the authors' code lets each client draw its own. The sum is exact in both; with one A the clients' updates begin in
-    one subspace of rank r, with theirs in K of them.
+    (Kaiming-uniform, from the seed and the round) and B is zero. The head is averaged. raysim draws one A for all
+    clients; in the authors' code each client draws its own. The sum is exact in both forms; with one A, the clients'
+    updates begin in one common subspace of rank r, and with K draws in K subspaces.
 
-    What travels: up A, B and the head, as with FedAvg; down B, A, the head and Delta W, dense, [d_out, d_in] a layer, once
-    there is one. The paper sends the stacked factors of one round, K r (d_in + d_out) numbers a layer, to clients that all took
-    part in the rounds before; here clients are sampled, and one that comes anew needs the sum of all rounds.
-    What is scored is W + (alpha / rank) Delta W, exactly. The frozen weights have no place in the global parameters: these, and
-    so `model.safetensors`, hold W as it began, the head, and as A and B the nearest factors of Delta W of that rank
-    (randomised subspace iteration, Halko et al. 2011). `flora/kept_share` is the share of ||Delta W||^2 that they keep; where it
-    is 1 the file is the model. Adapters in a file of `model.pretrained` count as merged from the start.
-    Degenerate cases: one client with one round gives that client's model. Clients without a step get weight 0; if nobody
-    took one, Delta W stays.
-    Refused beside it: methods that look at a client's model after its steps, or that carry state of A and B from round
-    to round.
+    Messages: clients send A, B and the head, as with FedAvg. The server sends A, B, the head and, after the first
+    round, the dense Delta W, [d_out, d_in] per layer. The paper sends the stacked factors of one round, K r (d_in +
+    d_out) numbers per layer, to clients that all took part in the earlier rounds. In raysim clients are sampled, and a
+    new client needs the sum of all rounds.
+    The scored model is exactly W + (alpha / rank) Delta W. The global parameters have no frozen weights. They, and so
+    `model.safetensors`, hold the initial W, the head, and as A and B the nearest factors of Delta W of the same rank
+    (randomised subspace iteration, Halko et al. 2011). `flora/kept_share` is the share of ||Delta W||^2 in these factors;
+    if it is 1, the file equals the scored model. Adapters in a file of `model.pretrained` are merged at the start.
+    Degenerate cases: one client with one round gives the client's model. Clients without a step get weight 0; if no client
+    took a step, Delta W does not change.
+    Refused with flora: methods that read a client's model after its steps, or that keep state of A and B between rounds.
     Raises:
       ValueError: when the run is checked, adapters of layers that are not linear, or personal layers.
     """
@@ -128,7 +128,7 @@ def _evaluation_override(state: State, server: ServerView) -> Mapping[str, Tenso
 
 
 def merged_after(server: ServerView, merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Layer -> Delta W [d_out, d_in] with this round's sum_k p_k B_k A_k; as it was where nobody took a step."""
+    """Layer -> Delta W [d_out, d_in] with this round's sum_k p_k B_k A_k; unchanged if no client took a step."""
     sums = dict(merged)
     for pair, left, right in merged_update(server) if bool(server.is_active.any()) else ():
         sums[pair.layer] = (left @ right + sums.get(pair.layer, 0.0)).float()

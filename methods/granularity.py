@@ -20,9 +20,9 @@ def spread(
     """Weights of every leaf.
 
     Args:
-      weights_of: layers (parameter leaves) -> their common (K,) weights; None where they have none.
+      weights_of: layers (parameter leaves) -> their common (K,) weights; None if the layers have no weights.
       granularity: "model", "layer" or "block".
-      otherwise: (K,) weights of a layer block that has none either, and of buffers if these are "uniform".
+      otherwise: (K,) weights of a layer block without weights, and of buffers if `buffers` is "uniform".
       buffers: with granularity "layer": "layer" or "uniform".
     """
     block_of = {leaf.name: leaf.block for leaf in layout.params}
@@ -36,7 +36,7 @@ def spread(
         block: known([layer for layer in block_of if block_of[layer] == block], otherwise) for block in layout.blocks
     }
     by_layer = {layer: known([layer], by_block[block_of[layer]]) for layer in block_of}
-    # A BatchNorm statistic goes with the weight tensor that it belongs to: the first of its module.
+    # A BatchNorm statistic has the weight of the first parameter tensor of its module.
     owners = {leaf.layer: leaf.name for leaf in reversed(layout.params)}
 
     def weight_of(leaf: Leaf) -> Tensor:

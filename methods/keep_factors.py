@@ -9,11 +9,11 @@ from raysim.core.method import Method, ServerView, State
 
 
 def keep_factors() -> Method:
-    """Changes nothing; logs each client's A and B after training, and how much it trained.
+    """Logs each client's A and B after training, and its numbers of examples and steps; changes nothing.
 
     In arrays/round_*.npz, K clients in ascending order: `keep_factors.LAYER.a` (K, rank, d_in), `keep_factors.LAYER.b`
-    (K, d_out, rank), float32; `keep_factors.num_examples` and `.num_steps` (K,). `raysim calibrate` works on these.
-    Cost: the server sees every client's adapters, K times what is broadcast, and the run keeps them all.
+    (K, d_out, rank), float32; `keep_factors.num_examples` and `.num_steps` (K,). `raysim calibrate` reads these arrays.
+    Cost: the server fetches every client's adapters, K times the broadcast, and the run stores all of them.
     """
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:

@@ -29,7 +29,7 @@ def local_features(client: ClientView, point: Tensor | None = None, *, is_normal
     """One pass over the local examples (needs "features").
 
     Args:
-      point: [num_params], the model; None: the client's current one.
+      point: [num_params], the model; None: the client's current model.
       is_normalised: see `ClientView.batches`.
     """
     parts = []
@@ -99,7 +99,7 @@ def pack_symmetric(matrix: Tensor) -> Tensor:
 
 
 def unpack_symmetric(packed: Tensor, size: int) -> Tensor:
-    """The reverse: (..., size, size)."""
+    """Return symmetric (..., size, size) matrices from the upper triangles of `pack_symmetric`."""
     rows, columns = torch.triu_indices(size, size, device=packed.device)
     matrix = packed.new_empty(*packed.shape[:-1], size, size)
     matrix[..., rows, columns] = packed

@@ -18,10 +18,10 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "r
     Li, He, Song 2021 (CVPR), with z, z_g, z_p the features of one image under the current, the broadcast and
     the client's previous model:
         l = -log( e^(cos(z, z_g)/T) / (e^(cos(z, z_g)/T) + e^(cos(z, z_p)/T)) ),   loss = inner + mu mean l
-    Features are the classifier's input: a projection head, where the model has one, else the pooled features. The two
-    reference models are in eval mode, each with its own BatchNorm statistics. The previous model is the one of the
-    client's last round, however old; the paper does not say what it is in a client's first round. Features of a sequence
-    count as one vector, position after position.
+    Features are the classifier's input: the output of the projection head, if the model has one, else the pooled
+    features. The two reference models are in eval mode, each with its own BatchNorm statistics. The previous model is
+    the one of the client's last round, however old; the paper does not say what it is in a client's first round.
+    Features of a sequence count as one vector, position after position.
 
     Args:
       mu: strength of the contrastive loss, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.

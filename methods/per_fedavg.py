@@ -15,7 +15,7 @@ def per_fedavg(*, alpha: float = 0.01, delta: float | None = None) -> Method:
         first-order:   g
         hessian-free:  g - alpha * (gradient at w + delta * g - gradient at w - delta * g) / (2 * delta), on D''
     The client's own model is the global model after one step of length alpha on one batch. A batch with fewer than two
-    examples a part serves as a whole for all parts. BatchNorm's statistics follow the pass at w.
+    examples per part is used whole for every part. BatchNorm's statistics follow the pass at w.
 
     Args:
       alpha: length of the step of adaptation, > 0.

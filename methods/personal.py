@@ -21,14 +21,14 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
         statistics (FedBN, Li et al. 2021, ICLR, arXiv:2102.07623); or shell patterns of the paths of tensors, layers or
         blocks: ["conv1", "conv2"] in a small network is LG-FedAvg (Liang et al. 2020, arXiv:2001.01523), ["*.lora_B"]
         shares A alone.
-    `clients/personal_accuracy_*`, on test rows of the clients' own, or `clients/expected_personal_accuracy_*`, on the test set by
-    each client's mix of classes and domains, are the numbers of these methods. They score, for the clients of the round
-    only, the whole model of a client as its local steps left it: its own layers and the shared ones as it trained them,
-    before these are averaged. `server/*` and `clients/accuracy_*` score the global model, in which personal layers are as they
-    began, and so they are in `model.safetensors`: with "all" that model never moves.
-    BatchNorm's statistics go with its weights, in "all" and for patterns that match the layer as well. Its number of batches,
-    which only a cumulative average (momentum None) uses, stays the largest of the cohort.
-    Degenerate cases: a client without a step keeps what it had. A method that decides the weights of personal layers
+    `clients/personal_accuracy_*`, on test rows of the clients' own, or `clients/expected_personal_accuracy_*`, on the
+    test set by each client's mix of classes and domains, are the numbers of these methods. They score, for the clients
+    of the round only, the whole model of a client as its local steps left it: its own layers and the shared ones as it
+    trained them, before these are averaged. `server/*` and `clients/accuracy_*` score the global model, in which
+    personal layers keep their initial values, as in `model.safetensors`: with "all" the global model never changes.
+    BatchNorm's statistics follow its weights, also with "all" and with patterns that match the layer. Its counter of
+    batches, which only a cumulative average (momentum None) uses, is the largest counter of the cohort.
+    Degenerate cases: a client without a step keeps its values. A method that decides the weights of personal layers
     alone, such as `fedvg` beside "all", is refused.
     Raises:
       ValueError: when the run is checked, a pattern that nothing trained matches, or "norm" in a network without such layers.

@@ -1,4 +1,4 @@
-"""Rank correlations over the clients of a round, for `diagnostics`: of their weights, and FedVG's premise."""
+"""Rank correlations over the clients of a round, for `diagnostics`: of aggregation weights, and of FedVG's premise."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def premise_of(client: ClientView) -> Tensor:
     """(2,) float64, of the client's model after training: G_k of FedVG's eq. 4, and `client.accuracy` on the test rows.
 
     FedVG's premise is that clients whose validation gradient is small have models that generalise. G_k is FedVG's
-    default, the mean over parameter tensors of the L1 norms of the validation gradient in train mode. Not numbers for a
-    client without a step, whose model is the global one.
+    default, the mean over parameter tensors of the L1 norms of the validation gradient in train mode. NaN for a client
+    without a step, whose model is the global model.
     """
     if not client.num_steps:
         return torch.full((len(COLUMNS),), torch.nan, dtype=torch.float64)
@@ -57,7 +57,7 @@ def premise_of(client: ClientView) -> Tensor:
 
 
 def log_premise(server: ServerView) -> None:
-    """The two numbers of each client, and their rank correlation over clients that took a step: the premise is -1."""
+    """Log both numbers of each client, and their rank correlation over clients that took a step; the premise is -1."""
     values = server.report["premise"]
     server.log("premise", values, COLUMNS)
     gradients, accuracies = values[server.is_active].T
@@ -65,14 +65,14 @@ def log_premise(server: ServerView) -> None:
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
-    """Spearman's: the correlation of the ranks, ties at their mean rank; NaN where one side is all alike. (n,) float64."""
+    """Return Spearman's rank correlation of (n,) float64 values; mean ranks for ties; NaN if a side is constant."""
     first, second = (_ranks(values) for values in (one, other))
     size = first.norm() * second.norm()
     return float(first @ second / size) if float(size) > 0 else math.nan
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """(n,) ranks less their mean."""
+    """Return (n,) ranks minus their mean."""
     from scipy.stats import rankdata
 
     ranks = torch.from_numpy(rankdata(values.numpy()))

@@ -22,18 +22,18 @@ def regmean(
     """W = (sum_k W_k G_k)(sum_k G_k)^-1 for every linear layer, with G_k = X_k' X_k of the layer's inputs at client k.
 
     Jin et al. 2023 (ICLR), eq. 2. The Gram matrices are taken after training, at the client's own model, in eval mode,
-    without augmentation. Each client's weight on the layer is the linear map G_k (sum G)^+, of float64; where no
-    client's inputs reach, the layer stays as broadcast. Biases, convolutions and all else keep the weights given.
-    Adapters are linear layers too: A and B are merged by themselves.
-    G_k is divided by its number of rows, so that clients count equally, as in the authors' code.
-    A batch's Gram matrix is a float32 product, as in the released code; over batches they are summed in float64.
-    Cost: d_in (d_in + 1) / 2 numbers per layer and client go up, and the server holds K matrices d_in x d_in for each.
+    without augmentation. Each client's weight on the layer is the linear map G_k (sum G)^+ in float64; in directions
+    without inputs at any client, the layer keeps the broadcast values. Biases, convolutions and all other leaves keep
+    the given weights. Adapters are linear layers, too: A and B are merged separately. G_k is divided by its number of
+    rows, so that clients count equally, as in the authors' code. A batch's Gram matrix is a float32 product, as in the
+    released code; over batches they are summed in float64. Cost: d_in (d_in + 1) / 2 numbers per layer and client go
+    up, and the server holds K matrices d_in x d_in for each.
 
     Args:
       shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G as it is. The paper recommends 0.9.
       as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, and G_k is not divided by its number of rows. The code also
         uses augmented inputs and sums in float32; raysim does not.
-    Degenerate cases: clients without a step have weight 0; if nobody took one, all stays.
+    Degenerate cases: clients without a step have weight 0; if no client took a step, nothing changes.
     Raises:
       ValueError: shrink out of range.
     """

@@ -1,4 +1,4 @@
-"""Robust filters: who counts, and at what length, by norms, clusters, signs, outlying directions or the server's update."""
+"""Robust filters: weights of updates by norms, clusters, signs, outlying directions or the server's update."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def norm_bounding(*, bound: float | None = None) -> Method:
 
     Sun, Kairouz, Suresh, McMahan 2019 (arXiv:1911.07963), their norm thresholding, without noise:
         w+ = w + sum_k p_k min(1, bound / ||Δ_k||_2) Δ_k
-    The norm is over the shared parameters. It multiplies whatever weights it is given, also FedVG's or Krum's, listed before
-    it. These then need not sum to one; buffers keep theirs. No client moves the model by more than p_k times the bound.
+    The norm is over the shared parameters. norm_bounding multiplies the given weights, such as FedVG's or Krum's if
+    listed before it. The products need not sum to one; buffers keep their weights. No client moves the model by more
+    than p_k times the bound.
     Not protected from: attackers that are many, or that stay below the bound for many rounds; buffers.
-    Degenerate cases: clients without a step have weight 0; if nobody took one, all stays. How many were scaled down is logged
-    (`bounded`).
+    Degenerate cases: clients without a step have weight 0; if no client took a step, nothing changes. `bounded` logs
+    the number of updates that were scaled down.
 
     Args:
       bound: b, largest norm of an update, > 0. null: the median of the norms in the round; fewer than half of the
@@ -49,19 +50,20 @@ def norm_bounding(*, bound: float | None = None) -> Method:
 def clustering(*, linkage: Literal["single", "complete", "average"] = "single") -> Method:
     """Two clusters of the clients by the cosines of their updates; the larger one is averaged.
 
-    Sattler, Müller, Wiegand, Samek 2020 (ICASSP, "On the Byzantine robustness of clustered federated learning"): two
-    clusters whose largest cosine across is as small as can be, which is what single linkage of the distances
-    1 - cos(Δ_i, Δ_j) finds. The larger cluster's clients count the same, on all leaves, buffers included. Of two equal
-    clusters scikit-learn's first is taken.
-    Not protected from: attackers whose updates point where the honest ones do, at any length; attackers of half the clients.
-    A round without attackers is divided too, and half of the clients may be left out.
-    Degenerate cases: an update of 0 has cosine 0 with all; clients without a step have no vote; if nobody took one, all stays.
+    Sattler, Müller, Wiegand, Samek 2020 (ICASSP, "On the Byzantine robustness of clustered federated learning"): the
+    two clusters whose largest cosine between clusters is smallest, which single linkage of the distances 1 - cos(Δ_i,
+    Δ_j) finds. The clients of the larger cluster have equal weights on all leaves, buffers included. Of two equal
+    clusters, scikit-learn's first cluster is used.
+    Not protected from: attackers whose updates have the direction of the honest updates, at any length; half of the
+    clients as attackers. A round without attackers is divided, too, and up to half of the clients may be left out.
+    Degenerate cases: an update of 0 has cosine 0 with all; clients without a step have no vote; if no client took a
+    step, nothing changes.
 
     Args:
       linkage: distance of two clusters: between their nearest clients ("single", the paper), their farthest clients
         ("complete"), or the mean of all pairs ("average").
     Raises:
-      MethodError: in a round, fewer than three clients, of whom no two could outvote the third.
+      MethodError: in a round, fewer than three clients, since two clients cannot outvote each other.
     """
 
     def decide(gram: Tensor, server: ServerView) -> Tensor:
@@ -84,7 +86,7 @@ def clipped_clustering() -> Method:
         w+ = w + 1/|C| sum_{k in C} min(1, M / ||Δ_k||) Δ_k,   C the larger cluster
     Cosines do not change with lengths, so clusters are those of `clustering` with linkage "average". Buffers are the mean
     of C.
-    Not protected from: what `clustering` is not; lengths alone are bounded.
+    Not protected from: the attackers that pass `clustering`, except for long updates.
     Degenerate cases: those of `clustering`.
     Raises:
       MethodError: in a round, fewer than three clients.
@@ -109,12 +111,14 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
     SignGuard, Xu, Huang, Song, Lan 2022 (ICDCS, arXiv:2109.05872), algorithm 2. With M the median of the norms:
         S_1 = {k: lower <= ||Δ_k|| / M <= upper};   S_2 = the largest cluster of the clients' shares of positive, zero and
         negative entries among randomly chosen ones, each over the largest client's (MeanShift with seeds on a grid;
-        bandwidth: the mean distance to the half of neighbours), in which not every client has a cluster
+        bandwidth: the mean distance to the half of neighbours; some clients may be in no cluster)
         w+ = w + 1/|S| sum_{k in S} min(1, M / ||Δ_k||) Δ_k,   S = S_1 and S_2
-    Clients of S count the same; on buffers too, without the factor. The variants that cluster a similarity as well are left out.
-    Not protected from: attackers that keep signs and lengths, and move the sizes of entries; attackers of half the clients.
-    Degenerate cases: where S is empty the model stays as it is (`chosen` logs its size); clients without a step have no
-    vote; if nobody took one, all stays.
+    Clients of S have equal weights, on buffers without the factor. The variants that also cluster by similarity are
+    left out.
+    Not protected from: attackers that keep signs and lengths, and change the sizes of entries; half of the clients as
+    attackers.
+    Degenerate cases: if S is empty, the model does not change (`chosen` logs the size of S); clients without a step have no
+    vote; if no client took a step, nothing changes.
 
     Args:
       lower: lower bound of the norm over the median norm, in (0, upper]; 0.1 in the paper.
@@ -149,17 +153,18 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
 
 
 def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_000) -> Method:
-    """Leaves out the updates that stand out most in the direction in which all differ most.
+    """Leaves out the updates that stand out most in the direction in which the updates differ most.
 
     Divide and conquer, Shejwalkar and Houmansadr 2021 (NDSS), algorithm 2, of n clients of whom f attack; `iterations` times:
         x_k: about `coordinates` entries of Δ_k, drawn at random;   v: top right singular vector of the rows x_k - mean x
         good: the n - f clients of the lowest <x_k - mean x, v>^2
-    The mean of those that are good every time is the update; they count the same on all leaves, buffers included. The scores
-    are those of the products of all pairs: <x_k - mean x, v> is the k-th entry of their top eigenvector, up to a factor.
-    The paper's filtering fraction c is 1; another one is another f.
-    Not protected from: more attackers than are left out; attackers in directions in which honest clients differ more.
-    Degenerate cases: where nobody is good every time the model stays as it is (`chosen` logs how many are); clients without
-    a step have no vote; if nobody took one, all stays.
+    The update is the mean of the clients that are good every time, with equal weights on all leaves, buffers included.
+    Scores are computed from the products of all pairs: <x_k - mean x, v> is the k-th entry of the top eigenvector of
+    the products, up to a factor. The paper's filtering fraction c is 1; another c corresponds to another f.
+    Not protected from: more attackers than are left out; attackers that act along directions in which honest clients
+    differ more.
+    Degenerate cases: if no client is good every time, the model does not change (`chosen` logs the number of good clients);
+    clients without a step have no vote; if no client took a step, nothing changes.
 
     Args:
       attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
@@ -193,14 +198,14 @@ def fltrust() -> Method:
 
     Cao, Fang, Liu, Gong 2021 (NDSS, arXiv:2012.13995), equations 2 to 5, with g_0 the server's update and Δ_k the clients':
         t_k = max(0, cos(Δ_k, g_0)),   w+ = w + sum_k t_k (||g_0|| / ||Δ_k||) Δ_k / sum_j t_j
-    Updates are rescaled to the length of g_0, longer or shorter, so lengths count for nothing. On parameters the weights of
-    clients are t_k ||g_0|| / ||Δ_k|| / sum t and need not sum to one; on buffers t_k / sum t. The server's learning rate
-    is 1 (`fedavgm` with beta 0 has another). `fedvg_cosine` is its trust score alone: there the direction is one gradient
-    on the validation set and updates keep their lengths; here it is a whole local training, and lengths are the server's.
-    Not protected from: a validation set of another distribution than the clients', which rejects honest ones; attackers
-    that turn their updates up to a right angle from g_0.
-    Degenerate cases: an update of 0 has no trust; where nobody's cosine is above 0, the model stays as it is. How many
-    are trusted is logged (`chosen`).
+    Updates are rescaled to the length of g_0, longer or shorter, so lengths have no effect. On parameters the weights
+    of clients are t_k ||g_0|| / ||Δ_k|| / sum t and need not sum to one; on buffers t_k / sum t. The server's learning
+    rate is 1 (`fedavgm` with beta 0 sets another). `fedvg_cosine` uses the trust score alone: its direction is one
+    gradient on the validation set, and updates keep their lengths. The direction of fltrust is a whole local training.
+    Not protected from: attackers that turn their updates up to a right angle from g_0. If the validation set has another
+    distribution than the clients' data, honest clients are rejected.
+    Degenerate cases: an update of 0 has no trust; if no client's cosine is above 0, the model does not change. `chosen`
+    logs the number of trusted clients.
     Raises:
       ValueError: when the run starts, where leaves are personal.
     """
@@ -226,12 +231,12 @@ def _rescaling(agreements: Tensor, server: ServerView) -> Tensor:
 
 
 def _largest(labels: Value) -> Tensor:
-    """(n,) bool: the members of the largest cluster, of equal ones the first. labels: (n,) int64 array, -1: in none."""
+    """(n,) bool: members of the largest cluster, of equal ones the first. labels: (n,) int64 array, -1: no cluster."""
     clusters = torch.from_numpy(labels)
     return clusters == clusters[clusters >= 0].bincount(minlength=1).argmax()
 
 
 def _signs(block: Tensor, extra: Tensor, shared: Value) -> Tensor:
-    """(n, 3) float64: how many entries are positive, zero and negative, among those where extra (1, width) is 1."""
+    """(n, 3) float64: numbers of positive, zero and negative entries, among the entries where extra (1, width) is 1."""
     signs = block[:, extra[0] > 0].sign()
     return torch.stack([(signs == sign).sum(dim=1) for sign in (1, 0, -1)], dim=1).double()

@@ -16,12 +16,12 @@ from raysim.core.weights import normalised
 def coordinate_median() -> Method:
     """The update is the median of the clients' updates, coordinate by coordinate.
 
-    Yin, Chen, Ramchandran, Bartlett 2018 (ICML, arXiv:1803.01498), definition 1 and algorithm 1, option I. Of an even
-    number of clients it is the mean of the middle two. Fewer than half attackers, whatever they send, cannot move a
-    coordinate out of the range of the others' values. Every client counts the same, whatever its number of examples.
-    Not protected from: attackers that stay within that range, which is wide where clients' data differ; buffers, which
-    are averaged. The median of skewed values is not their mean, so it also differs from it without an attacker.
-    Degenerate cases: clients without a step have no vote; if nobody took one, all stays.
+    Yin, Chen, Ramchandran, Bartlett 2018 (ICML, arXiv:1803.01498), definition 1 and algorithm 1, option I. With an even
+    number of clients it is the mean of the middle two. If fewer than half of the clients attack, every coordinate stays
+    in the range of the honest values. Every client has the same weight, whatever its number of examples.
+    Not protected from: attackers whose values stay in this range, which is wide if clients' data differ; buffers, which are
+    averaged. The median of skewed values differs from their mean, also without an attacker.
+    Degenerate cases: clients without a step have no vote; if no client took a step, nothing changes.
     """
     return merging_columns("coordinate_median", _medians)
 
@@ -30,11 +30,12 @@ def trimmed_mean(*, trim: float = 0.1) -> Method:
     """The update is the mean of the clients' updates, coordinate by coordinate, without the largest and smallest values.
 
     Yin, Chen, Ramchandran, Bartlett 2018 (ICML, arXiv:1803.01498), definition 2 and algorithm 1, option II. As long as
-    no more clients attack than are cut off at one end, every coordinate stays in the range of the others' values.
-    Every client counts the same, whatever its number of examples.
-    Not protected from: attackers that stay within that range; more of them than are cut off; buffers, which are averaged.
-    Degenerate cases: trim 0 is the mean of all (`uniform`); clients without a step have no vote; if nobody took one,
-    all stays.
+    no more clients attack than are cut off at one end, every coordinate stays in the range of the honest values. Every
+    client has the same weight, whatever its number of examples.
+    Not protected from: attackers whose values stay in this range; more attackers than are cut off at one end; buffers,
+    which are averaged.
+    Degenerate cases: trim 0 is the mean of all (`uniform`); clients without a step have no vote; if no client took a step,
+    nothing changes.
 
     Args:
       trim: clients cut off at each end: a share below 0.5, rounded up to whole clients, or a whole number.
@@ -59,13 +60,14 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
     RFA, Pillutla, Kakade, Harchaoui (IEEE TSP 2022, arXiv:1912.13445), algorithm 2, smoothed Weiszfeld. With alpha_k the
     shares of the examples, from v = sum_k alpha_k Δ_k:
         beta_k = alpha_k / max(nu, ||v - Δ_k||),   v <- sum_k beta_k Δ_k / sum_j beta_j
-    The distances of every iteration follow from the products of all pairs, taken once, so that iterations cost nothing.
-    What comes out are weights that sum to one. They hold on buffers too, whose distances do not count.
-    With a share a < 1/2 of alpha at attackers, wherever they are, the median lies within 2 (1 - a) / (1 - 2a) times the
-    honest clients' largest distance from any point (Lopuhaä and Rousseeuw 1991, theorem 2.2).
-    Not protected from: attackers of half the weight or more; a drift within that distance. Far outliers take iterations to
-    lose their pull.
-    Degenerate cases: one client is its own median; clients without a step have weight 0; if nobody took one, all stays.
+    The distances of every iteration follow from the products of all pairs, computed once, so iterations cost next to
+    nothing. The result is a set of weights that sum to one. The weights apply to buffers as well; buffers have no
+    effect on distances. If attackers hold a share a < 1/2 of alpha, the median lies within 2 (1 - a) / (1 - 2a) times
+    the honest clients' largest distance from any point (Lopuhaä and Rousseeuw 1991, theorem 2.2).
+    Not protected from: attackers with half of the weight or more; a drift within this bound. The pull of far outliers
+    vanishes only after some iterations.
+    Degenerate cases: one client is its own median; clients without a step have weight 0; if no client took a step, nothing
+    changes.
 
     Args:
       iterations: number of Weiszfeld steps, >= 1. The paper needs a secure sum for each step, and stops after a few
@@ -90,13 +92,14 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
 
     Karimireddy, He, Jaggi 2021 (ICML, arXiv:2012.10333), centered clipping, from v = the update of the round before (0 at first):
         v <- v + 1/n sum_k (Δ_k - v) min(1, tau / ||Δ_k - v||),   `iterations` times;   w+ = w + v
-    An iteration moves v by tau at most, and one client's part of it is tau / n. The distances of every iteration follow from
-    the products of all pairs and the old v. Every client counts the same. The paper's clients send momenta; here they send
-    updates.
-    Not protected from: attackers that pull the same way in every round, by tau / n each; buffers, which are averaged.
-    How many were clipped in the last iteration is logged (`clipped`).
+    An iteration moves v by at most tau, and one client moves v by at most tau / n. The distances of every iteration
+    follow from the products of all pairs and the old v. All clients have equal weights. In the paper clients send
+    momenta; in raysim clients send updates.
+    Not protected from: attackers that pull in the same direction in every round, by tau / n each; buffers, which are
+    averaged.
+    `clipped` logs the number of updates that were clipped in the last iteration.
     Degenerate cases: tau above all distances gives the mean of all (`uniform`); clients without a step have no vote; if
-    nobody took one, the model stays, and so does v.
+    no client took a step, the model and v do not change.
 
     Args:
       tau: clipping length, > 0, in units of the update. Choose tau well below the distance of attackers from v, and not
@@ -129,10 +132,10 @@ def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
     Blanchard, El Mhamdi, Guerraoui, Stainer 2017 (NeurIPS), section 4, of n clients of whom f attack:
         s_k = sum of ||Δ_k - Δ_j||^2 over the n - f - 2 clients j nearest to k;   a_k = 1/m for the m lowest s_k
     m = 1 is Krum, m > 1 Multi-Krum. The paper's condition is n > 2f + 2. Distances come from the products of all pairs,
-    in float64. Weights are the same on all leaves, buffers included. Of equal scores the first client's counts.
-    Not protected from: attackers that send one update close to the honest ones, and so are near each other. One client of
-    many whose data differ stands for few of them.
-    Degenerate cases: clients without a step have no vote; if nobody took one, all stays.
+    in float64. Weights are the same on all leaves, buffers included. Of equal scores, the first client's is used.
+    Not protected from: attackers that all send the same update close to the honest updates, and so are near each other. If
+    clients' data differ, a single client represents few others.
+    Degenerate cases: clients without a step have no vote; if no client took a step, nothing changes.
 
     Args:
       attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
@@ -162,13 +165,14 @@ def bulyan(*, attackers: float = 0.1) -> Method:
     """Choose n - 2f clients by repeated Krum; return the mean of the values nearest to the median, by coordinate.
 
     El Mhamdi, Guerraoui, Rouault 2018 (ICML, arXiv:1802.07927), section 4, with f of n clients attacking:
-        theta = n - 2f times: the client of Krum's lowest score among those that are left joins the selection;
-        each coordinate: the mean of the theta - 2f values of the selection that are nearest to its median; of values
-        equally near, those of the first clients.
-    The condition is n >= 4f + 3. Krum sums over the nearest m - f - 2 of the m that are left, one at least. Every client
-    counts the same.
+        theta = n - 2f times: the client with Krum's lowest score among the remaining clients joins the selection;
+        each coordinate: the mean of the theta - 2f values of the selection that are nearest to the selection's median;
+        of values equally near, the values of the first clients.
+    The condition is n >= 4f + 3. Krum sums over the nearest m - f - 2 of the m remaining clients, at least one. All
+    clients have equal weights.
     Not protected from: small shifts of every coordinate within the spread of the honest values; buffers, which are averaged.
-    Degenerate cases: attackers 0 is the mean of all; clients without a step have no vote; if nobody took one, all stays.
+    Degenerate cases: attackers 0 is the mean of all; clients without a step have no vote; if no client took a step,
+    nothing changes.
 
     Args:
       attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.

@@ -29,21 +29,22 @@ def scaffold(
                  option ii:  c_i+ = c_i - c - (y_i - s) / (K_i lr)
         server:  w+ = w + server_lr mean_S (y_i - s),   c+ = c + (1/N) sum_S (c_i+ - c_i)
     Participants are averaged uniformly, unless a method that claims the weights (FedVG) replaces or mixes that average;
-    c keeps its own 1/N. Option ii takes everything that moved y for gradient: weight decay, clipping, a pull of another
-    method, and corrections that stand after this one in the list. Under momentum rho, which the paper does not treat, K_i
-    becomes the share with which gradients enter y_i, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), as in FedNova; c_i+
-    is then a weighted mean of the local gradients, as it is without. Buffers and personal leaves have no control. A
-    client without a step keeps its c_i. With BatchNorm option i uses the statistics of evaluation.batch_size examples.
+    c keeps its own 1/N. Option ii treats everything that moved y as gradient: weight decay, clipping, a pull of another
+    method, and corrections of methods listed after scaffold. Under momentum rho, which the paper does not treat, K_i
+    becomes the number of times that a gradient enters y_i, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), as in
+    FedNova; c_i+ is then a weighted mean of the local gradients; without momentum it is their mean. Buffers and
+    personal leaves have no control. A client without a step keeps its c_i. With BatchNorm option i uses the statistics
+    of evaluation.batch_size examples.
 
     `as_in: fl-bench` is the rule behind FedVG's tables: c_i is never stored, so it is 0 in every round and c grows like
-    a sum of gradients; and K_i counts steps under momentum, too. That code also takes local_epoch batches where others
-    take epochs (set local.steps). Left out: it divides by a straggler's steps after taking all of them, gives BatchNorm
-    statistics a control, and drops training batches of one example also without BatchNorm.
+    a sum of gradients; and K_i counts steps under momentum, too. The code also takes local_epoch batches instead of
+    epochs (set local.steps). Left out: the code divides by the reduced number of a straggler's steps after taking all
+    steps, gives BatchNorm statistics a control, and drops training batches with one example also without BatchNorm.
 
-    `as_in: niid-bench` averages participants by their numbers of examples, as that benchmark's code does (Li et al. 2022,
-    arXiv:2102.02079). It adds c - c_i outside of the momentum and divides by K lr, which is the same to first order: a step
-    of gradients is 1 / (1 - rho) as long under momentum, and so are its controls. Left out: its controls begin at the weights
-    of a random network, which cancel only if every client takes part in every round.
+    `as_in: niid-bench` averages participants by their numbers of examples, as the benchmark's code does (Li et al.
+    2022, arXiv:2102.02079). The code adds c - c_i outside of the momentum and divides by K lr, which is the same to
+    first order: under momentum a step is 1 / (1 - rho) as long, and so are the code's controls. Left out: the code's
+    controls begin at the weights of a random network, which cancel only if every client takes part in every round.
 
     Args:
       server_lr: server learning rate, > 0; 1 in the paper's experiments and in FedVG's tables.
@@ -124,7 +125,7 @@ def new_control(control_i: Tensor, control: Tensor, update: Tensor, *, num_steps
       control_i: [num_params], this client's variate before the round (zeros at first).
       control: [num_params], the server's variate sent with this round.
       update: [num_params], local - global.
-      num_steps: K, optimizer steps taken: batches, not epochs; under momentum the share of `effective_steps`.
+      num_steps: K, optimizer steps taken: batches, not epochs; under momentum the number of `effective_steps`.
       client_lr: eta_l, constant over the round.
     Returns:
       [num_params]; inputs are not modified.

@@ -1,7 +1,7 @@
-"""Aggregation weights from a score of every client: what FedVG, the validation loss and the cosine share.
+"""Aggregation weights from a score of every client: the common part of fedvg, fedvg_loss and fedvg_cosine.
 
-A `Score` says what a client reports, or what the server finds out by itself, and which weights these values make.
-`weights_from_score` makes a method of it: it asks, logs, and puts the weights in the place of the weights so far.
+A `ClientScore` defines the values that a client reports or the server computes, and the weights from these values.
+`weights_from_score` returns a method that collects and logs the values, and replaces the given weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raysim.core.method import ClientView, Method, ServerView, State, require
 from raysim.core.weights import RightMap, Weights, normalised
 
 Granularity = Literal["model", "layer", "block", "auto"]
-#: What "auto" chooses from; the first wins a tie.
+#: Granularities that "auto" compares; ties go to the first.
 GRANULARITIES = ("model", "layer", "block")
 
 Part = Literal["all", "body", "head", "adapters"]
@@ -36,16 +36,16 @@ CLAIMS: dict[Part, str] = {
 
 @dataclass(frozen=True)
 class ClientScore:
-    """How clients are judged.
+    """Score of the clients.
 
     Attributes:
-      name: of the values in reports and records.
+      name: name of the values in reports and records.
       weights: weights(part, values, usable, granularity) -> leaf name -> (K,) float64, summing to 1, or all 0.
         part: the layout of the chosen leaves; values: (K, ...) float64, inf in a row marks a client that diverged;
         usable: (K,) bool.
       measure: measure(client) -> (...) float64, what a client reports; None: `values` needs no report.
-      values: values(server) -> (K, ...) float64, what the server finds out by itself.
-      logged: logged(values, part) -> (what the records hold, names of its columns).
+      values: values(server) -> (K, ...) float64, computed by the server.
+      logged: logged(values, part) -> (the array in the records, names of its columns).
     """
 
     name: str
@@ -66,13 +66,13 @@ def weights_from_score(
     needs: Sequence[str] = (),
     init: Callable[[Tensor, Layout], State] | None = None,
 ) -> Method:
-    """The method that weighs clients by a score.
+    """Return a method that weights clients by a score.
 
     Args:
-      granularity: one weight for the model, for each layer or layer block; "auto": every round the one of the three whose
+      granularity: one weight for the model, for each layer or layer block; "auto": in every round the granularity whose
         aggregated model has the lowest loss on the validation set, logged as 0, 1 or 2.
-      leaves: those that get the weights; the others keep theirs.
-      mix: "average" takes the mean of these weights and those so far.
+      leaves: leaves that get the weights; all other leaves keep their weights.
+      mix: "average" takes the mean of these weights and the given weights.
       every: rounds between reports, see `reported`.
       needs, init: see `Method`.
     Raises:
@@ -102,9 +102,10 @@ def weights_from_score(
 
 
 def reported(score: ClientScore, every: int) -> Callable[[ClientView], dict[str, Tensor]]:
-    """The report of a client: its score, measured in every n-th round, from the first on.
+    """Return the `report` hook: a client's score, measured in every n-th round, from the first round on.
 
-    In between, a client keeps its last one, and only clients without any are measured (`scored` says who was).
+    In other rounds a client keeps its last score, and only clients without a score are measured (`scored` is 1 for
+    them).
     """
     measure = score.measure
     assert measure is not None
@@ -122,9 +123,9 @@ def reported(score: ClientScore, every: int) -> Callable[[ClientView], dict[str,
 
 
 def laid_over(weights: Weights, ours: Weights, usable: Tensor, mix: str) -> Weights:
-    """The weights so far, with ours in their place, or the mean of both.
+    """Return the given weights, replaced by ours, or the mean of both.
 
-    Leaves where nobody has a weight keep the weights so far, over usable clients. usable: (K,) bool.
+    Leaves in which all our weights are 0 keep the given weights, over usable clients. usable: (K,) bool.
     """
     chosen = {name: ours[name] for name in weights if name in ours}
     for name, weight in chosen.items():
@@ -145,7 +146,7 @@ def lowest_loss(candidates: Sequence[Weights], server: ServerView) -> Weights:
 
 
 def part_of(layout: Layout, leaves: Part) -> Layout:
-    """The chosen leaves of a layout, where they lie."""
+    """Return the layout of the chosen leaves, with unchanged offsets."""
     if leaves == "all":
         return layout
     if leaves == "adapters":
@@ -154,7 +155,7 @@ def part_of(layout: Layout, leaves: Part) -> Layout:
 
 
 def leaf_names(part: Layout) -> list[str]:
-    """The names of its parameter leaves, in order."""
+    """Return the names of the parameter leaves, in order."""
     return [leaf.name for leaf in part.params]
 
 
@@ -167,7 +168,7 @@ def inverse_weights(sizes: Tensor, usable: Tensor, eps: float) -> Tensor:
       (K,) float64 summing to 1 within 1e-12, 0 for unusable clients.
     """
     denominators = torch.where(usable, sizes + eps, torch.inf)
-    if bool((denominators == 0).any()):  # eps = 0 and a score of 0: these share everything
+    if bool((denominators == 0).any()):  # eps = 0 and scores of 0: clients with score 0 share the weight
         return normalised((denominators == 0).double())
     if not bool(denominators.isfinite().any()):
         return torch.zeros_like(sizes)

@@ -8,11 +8,11 @@ from raysim.core.method import Method
 def fedavg() -> Method:
     """FedAvg (McMahan et al. 2017): local SGD, and the mean of the updates weighted by the examples of each participant.
 
-    It has no hook, so that it changes nothing: `methods: [fedavg]` is `methods: []`.
+    fedavg has no hook and changes nothing: `methods: [fedavg]` equals `methods: []`.
     """
     return Method("fedavg")
 
 
 def uniform() -> Method:
-    """a_k = 1/K over the participants that took a step (FedBABU, SCAFFOLD and others aggregate so)."""
+    """Weight all participants that took a step equally, a_k = 1/K (as FedBABU, SCAFFOLD and others do)."""
     return Method("uniform", base_weights="uniform", claims=frozenset({"weights:*"}))

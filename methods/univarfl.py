@@ -13,8 +13,8 @@ from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, requi
 #: Rows of features shorter than this have no direction.
 FLOOR = 1e-12
 
-#: epsilon of the energy. With 1 a pair adds at most 1, as in FedUV's kernel, from which mu = 0.5 comes, and its slope in
-#: the cosine is at most 1; in general 1/eps and 1/eps^2.
+#: epsilon of the energy. A pair adds at most 1/eps, with a slope of at most 1/eps^2 in the cosine. With 1 both bounds
+#: are 1, as in FedUV's kernel, from which mu = 0.5 comes.
 EPS = 1.0
 
 Variance = Literal["biased", "unbiased"]
@@ -40,16 +40,16 @@ def univarfl(
         L_V  = (1/D) sum_j max(0, c - Var_i(p_ij)),   c = the mean column variance of the D x D identity
         L_HE = (1/n^2) sum_ij 1 / (1 - cos(z_i, z_j) + eps)
         loss = inner + mu L_HE + lam L_V
-    What is ours, since the paper does not print it:
-    - eps. The paper calls it a small constant for numerical stability, and the result hangs on it: two features at an
+    Choices of ours, where the paper is silent:
+    - eps. The paper calls it a small constant for numerical stability, and the result depends on it: two features at an
       angle a push each other apart by sin a / (1 - cos a + eps)^2, whose peak is 459 for eps 0.01, 14 for 0.1 and 0.42
       for 1, and ReLU features begin nearly parallel. With 1 a pair's energy and its slope in the cosine are at most 1:
       mu weighs a term of the size that it weighs in FedUV, which has the same mu and lam.
     - The diagonal is left out: it is a constant whose rounding error, times 1/eps^2, swamps the gradient in float32 where
       eps is small. Rows of zeros have no direction (cosine 0, gradient 0).
     - The variance is biased. The features are the classifier's input, behind a projector, as in FedUV's code.
-    With a batch of one both terms are constant. The variance is of classes; `lam: 0` leaves the energy alone, for every
-    task. Features of a sequence count as one vector, position after position.
+    With a batch of one both terms are constant. The variance term needs classes; `lam: 0` leaves the energy alone,
+    which works for every task. Features of a sequence count as one vector, position after position.
 
     Args:
       mu: strength of the energy L_HE, >= 0.

@@ -1,6 +1,7 @@
 """Shared parts of robust rules: which clients vote, functions of the votes, and methods built from such functions.
 
-Voters are the clients that took a step. All count the same, and only shared parameters count: personal ones are not sent.
+Voters are the clients that took a step. All voters have equal weights. Rules use shared parameters only, since personal
+parameters are not sent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value, require
 from raysim.core.weights import Weights, normalised, scale
 
-#: Hooks that have no effect beside a rule that makes the update anew -> why.
+#: Hooks without effect beside a rule that computes the update itself -> reason.
 NO_WEIGHTS = {"weigh": "every client's update counts the same, so weights would have no effect"}
 
 Rule = Callable[..., Any]
@@ -32,11 +33,11 @@ def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None
     """Return a method that weights the n voters, equally on all leaves, by a measure of the updates.
 
     Args:
-      measure: measure(server) -> whatever the others take.
-      decide: decide(measured, server) -> (n,), >= 0, to which the weights are proportional. The number of voters that
-        have one is logged (`chosen`); where nobody has, the model stays as it is.
-      scale: scale(measured, server) -> (n,), factors of these weights on parameters; those of buffers stay.
-      fields: further ones of the method.
+      measure: measure(server) -> the first argument of `decide` and `scale`.
+      decide: decide(measured, server) -> (n,), >= 0, to which the weights are proportional. `chosen` logs the number of
+        voters with a weight above 0; without any, the model does not change.
+      scale: scale(measured, server) -> (n,), factors of the weights on parameters; weights on buffers have no factor.
+      fields: further fields of the `Method`.
     """
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
@@ -57,8 +58,8 @@ def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State
     voters.
 
     Args:
-      merged: merged(state, server) -> (update [num_params], state); not called where nobody votes: all stays then.
-      fields: further ones of the method.
+      merged: merged(state, server) -> (update [num_params], state); not called without voters, when nothing changes.
+      fields: further fields of the `Method`.
     """
 
     def step(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
@@ -69,7 +70,10 @@ def merging(name: str, merged: Callable[[State, ServerView], tuple[Tensor, State
 
 
 def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: None, **fields: Any) -> Method:
-    """The same by a function of each block of columns: rule(block (n, width), extra (0, width), prepared) -> (width,)."""
+    """Return the method that computes the update in blocks of columns.
+
+    rule(block (n, width), extra (0, width), prepared) -> (width,) is a function of a module; prepared: prepare(server).
+    """
 
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
         return server.layout.zero_personal_(torch.cat(map_voters(server, rule, prepare(server)))), state
@@ -78,7 +82,7 @@ def merging_columns(name: str, rule: Rule, prepare: Measure = lambda server: Non
 
 
 def map_voters(server: ServerView, rule: Rule, shared: Value = None, rows: Tensor | None = None) -> list[Value]:
-    """`ServerView.map_columns` over the voters. rule: a function of a module, since it crosses to the trainers."""
+    """`ServerView.map_columns` over the voters. rule: a function of a module, since it is sent to the trainers."""
     return server.map_columns(partial(_among_voters, rule), (server.is_active, shared), rows)
 
 
@@ -87,7 +91,7 @@ def _among_voters(rule: Rule, block: Tensor, extra: Tensor, about: tuple[Tensor,
 
 
 def mask_of(server: ServerView, share: float = 1.0) -> Tensor:
-    """[num_params]: 1 at shared parameters, or at a random share of them, each drawn by itself; 0 elsewhere."""
+    """[num_params]: 1 at shared parameters, or at a random share, each drawn independently; 0 elsewhere."""
     drawn = torch.rand(len(server.start), generator=server.generator) < share
     return server.layout.zero_personal_(drawn.float())
 
@@ -124,17 +128,17 @@ def bounding(norms: Tensor, bound: Tensor | float) -> Tensor:
 
 
 def of_all(server: ServerView, values: Tensor) -> Tensor:
-    """(K,) float64: the voters' values (n,), 0 for all others."""
+    """(K,) float64: the voters' values (n,), 0 for all other clients."""
     return torch.zeros(len(server.clients), dtype=torch.float64).masked_scatter(server.is_active, values.double())
 
 
 def scaled(weights: Weights, factor: Tensor, layout: Layout) -> Weights:
-    """The weights of parameters times (K,) factors; those of buffers as they are."""
+    """Return the weights, on parameters times (K,) factors, on buffers unchanged."""
     return weights | scale({leaf.name: weights[leaf.name] for leaf in layout.params if leaf.name in weights}, factor)
 
 
 def counter(name: str, option: str, value: float, below: float = 1.0) -> Callable[[int], int]:
-    """count(num): how many of `num` clients an option means: a whole number, or a share rounded up to whole ones.
+    """Return count(num), the number of clients of `num` given by an option: a whole number, or a share rounded up.
 
     Raises:
       ValueError: value is neither a whole number nor a share in [0, below).

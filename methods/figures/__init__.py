@@ -1,1 +1,1 @@
-"""Figures of methods, for reports: names in `report.figures`. A room above reporting, which finds them by name."""
+"""Figures of methods, for reports: names in `report.figures`. Reporting finds them by name."""

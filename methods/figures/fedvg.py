@@ -26,7 +26,7 @@ from raysim.reporting.tables import Cell, Column, Table, heading, label_text, te
 def imbalance(report: ReportContents) -> Iterator[Figure]:
     """Accuracy over the class imbalance ratio of the validation set; shaded: standard deviation.
 
-    A row without the label is a level line.
+    A row without the label is a horizontal line.
 
     Missing: no column label rho.
     """
@@ -110,7 +110,7 @@ MOST_MAPS = 6
 
 
 def norms(report: ReportContents) -> Iterator[Figure]:
-    """Gradient norms, client by layer, at the first and the last round that logged them; of 6 cells at most.
+    """Gradient norms by client and layer, in the first and the last round that logged norms; at most 6 cells.
 
     A figure for each cell.
 
@@ -154,7 +154,8 @@ def read_norms(folder: Path) -> dict[int, pd.DataFrame]:
     return found
 
 
-#: Rounds that are drawn: the first, the middle and the last of those that were logged. Span from which the axis is logarithmic.
+#: SHOWN: drawn rounds: the first, the middle and the last logged round. SPAN: ratio above which the axis is
+#: logarithmic.
 SHOWN, SPAN = 3, 20
 
 

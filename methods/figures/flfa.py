@@ -16,7 +16,7 @@ from raysim.reporting.panels import legend, pages, panel_grid, wrap
 from raysim.reporting.significance import base_row
 from raysim.reporting.tables import Cell, Column, Table, heading, label_text
 
-#: What `diagnostics` logs of the features, and how it is called in figures.
+#: Numbers that `diagnostics` logs of the features, and their names in figures.
 DISTANCES = {
     "intra": "intra-class distance",
     "inter": "inter-class distance",
@@ -25,7 +25,7 @@ DISTANCES = {
 
 
 def _below(table: Table, column: Column) -> str:
-    """The column in a second line, where there are several."""
+    """Return the name of the column as a second line, if the table has several columns."""
     return f"\n{wrap(heading(table.names, column))}" if len(table.columns) > 1 else ""
 
 
@@ -49,9 +49,9 @@ def representation(report: ReportContents) -> Iterator[Figure]:
 
 
 def drift(report: ReportContents) -> Iterator[Figure]:
-    """By how much local drift is below that of the row named, in runs with the same seed; above 0: less drift.
+    """Reduction of local drift against the named row, in runs with the same seed; above 0: less drift.
 
-    The base of "X + something" is X where there is such a row; that of any other row is the baseline, or the first row. A
+    "X + something" is compared with row X if there is one; any other row with the baseline, or with the first row. A
     figure for each table, a panel for each column.
 
     Missing: no two rows logged drift with the same seed; add diagnostics to their methods.
@@ -79,10 +79,10 @@ def drift(report: ReportContents) -> Iterator[Figure]:
 
 
 def agreement(report: ReportContents) -> Iterator[Figure]:
-    """How many layers have which agreement S of the updates in the first round, all seeds together; g1 of each.
+    """Histogram of the layers' agreement S in round 1, pooled over seeds; g1 is the skewness of each seed.
 
     A panel for each column, of its first row that logged S. Before that round FLFA is plain backpropagation, so rows do not
-    differ. FLFA decides by the skewness g1, in each run for itself.
+    differ. In each run, FLFA decides by the run's own g1.
 
     Missing: no run logged agreement in its first round; add diagnostics or flfa to its methods.
     """

@@ -15,7 +15,7 @@ from raysim.reporting.tables import Cell
 
 
 def spectrum(report: ReportContents) -> Iterator[Figure]:
-    """Singular values of the global classifier's weight, relative to the largest, when last logged.
+    """Singular values of the global classifier's weight, relative to the largest, in the last logged round.
 
     Mean over seeds; a figure for each table, a panel for each column. Logarithmic where the values span more than a factor of
     20.
@@ -35,7 +35,7 @@ def spectrum(report: ReportContents) -> Iterator[Figure]:
 
 
 def _last_spectra(cell: Cell) -> pd.DataFrame:
-    """[values, seeds], from index 1: what each seed logged last, divided by the largest."""
+    """[values, seeds], from index 1: the values that each seed logged last, divided by the largest."""
     spectra = {}
     for seed, folder in cell.folders.items():
         *_, last = [np.zeros(1), *logged(folder, "diagnostics.singular_values").values()]

@@ -1,8 +1,8 @@
 """When an option applies: declared beside the option, and read by one checker, `raysim.config.counting`.
 
 A key of the configuration declares it in the schema, `key(0.1, "...", counts=counts_with("partition.scheme", "dirichlet"))`;
-an option of a method or a model in its annotation, `groups: Annotated[int, counts_with("norm", "group")] = 2`. Given where
-it does not count, it is refused; its default counts as not given.
+an option of a method or a model in its annotation, `groups: Annotated[int, counts_with("norm", "group")] = 2`. An
+option that is given but does not apply is refused; an option with its default value is treated as not given.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Counts:
     """A condition under which an option applies.
 
     Attributes:
-      key: the setting that decides it: a dotted key of the configuration, or an option beside this one.
-      words: which values of that setting, in words.
-      is_met: is_met(value of that setting, value of this option).
-      others: further conditions, of which one is enough.
+      key: the deciding setting: a dotted key of the configuration, or another option of the same function.
+      words: values of the deciding setting with which the option applies, in words.
+      is_met: is_met(value of the deciding setting, value of this option).
+      others: alternative conditions; one met condition is enough.
     """
 
     key: str

@@ -34,7 +34,7 @@ def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:
     """Add a value to a digest: functions by source and captured values, other values by content.
 
     Args:
-      above: ids of what holds it, so that a function that refers to itself comes to an end.
+      above: ids of the values that contain this value, so that a function that refers to itself ends.
     """
     if id(value) not in above:
         own, parts = _parted(value)

@@ -1,4 +1,4 @@
-"""Names of metrics: which values are better, and what a run is judged by."""
+"""Names of metrics: which values are better, and the main metric of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIRECTIONS: dict[str, Direction | None] = {
 #: Metrics of raysim alone.
 OF_RAYSIM = frozenset(DIRECTIONS)
 
-#: What stands in front of a metric's own name: a statistic over the rounds, and which rows were scored.
+#: Prefixes of a metric's name: a statistic over the rounds, and the scored rows.
 _BEFORE = re.compile(r"(best_|mean_last_10pct_)?((validation|unseen|expected|personal)_)*")
 
 #: For users.
@@ -32,7 +32,8 @@ BETTER = "which values of the metric are better; null: as the metric declares, s
 
 
 def declare(name: str, direction: object) -> None:
-    """Set which values of a metric of own code are better; None keeps the metric from being taken for a metric of raysim.
+    """Set which values of a metric of own code are better; None: no direction, also if the name begins like a metric of
+    raysim.
 
     Raises:
       ConfigError: neither "max" nor "min" nor None.
@@ -85,10 +86,10 @@ _SUMMARY = re.compile(r"(best_|mean_last_10pct_)?(\w+?)(_at_best_validation)?")
 
 
 def is_due(number: int, every: int, num_rounds: int) -> bool:
-    """Whether an evaluation in the round with this number, from 1, counts.
+    """Return whether a run of `num_rounds` rounds evaluates in the round with this number, from 1.
 
-    A run that was made longer was also evaluated in what was its last round: that counts for nothing, or the run would not
-    be one of that length.
+    A run that was extended was also evaluated in its former last round. This evaluation is ignored, so that the run
+    equals a run that had its final length from the start.
 
     Args:
       every: rounds between evaluations, 0 for the last one alone.

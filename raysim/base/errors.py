@@ -12,7 +12,7 @@ from pathlib import Path
 from raysim.base.texts import round_name
 from raysim.base.uri import masked
 
-#: A word of a message that nobody reads; names of files have 255 letters at most.
+#: A very long word of a message, which is cut; names of files have at most 255 letters.
 _LONG_WORD = re.compile(r"[^\s/]{300,}")
 
 

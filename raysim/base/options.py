@@ -27,10 +27,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a method or a model, for people.
+    """An option of a method or a model, as shown to users.
 
     Attributes:
-      values: what it takes, in words; default: as YAML has it; meaning: from the function's docstring.
+      values: allowed values, in words; default: as in YAML; meaning: from the function's docstring.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where in the user's own code something is or went wrong: file, line and function."""
+"""Places in the user's own code, of functions and of errors: file, line and function."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
     """Turn an error raised in the user's code into one message with file and function; other errors pass.
 
     Args:
-      function: the user's own that is called inside; whatever is raised is then its error.
+      function: the user's function that is called inside; every error raised inside is then attributed to it.
     Raises:
       OwnCodeError: in place of any error but a RaysimError.
     """

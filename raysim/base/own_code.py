@@ -21,7 +21,7 @@ from raysim.base.settings import MOST_DEPTH, Settings, leaves
 
 T = TypeVar("T")
 
-#: How the names end of what no module holds: with a digest.
+#: Names of functions that no module holds: they end with a digest.
 BY_VALUE = re.compile(r".+:.+@[0-9a-f]{8}")
 
 #: Name in the configuration -> function, for those that no module holds.
@@ -40,10 +40,10 @@ class OwnCode:
 
 
 def own_function(name: str, kind: str) -> Callable[..., object]:
-    """What `module:function` names.
+    """Return the function with the name `module:function`.
 
     Args:
-      kind: what it is for, in words.
+      kind: purpose of the function, in words.
     Raises:
       OwnNameError, a LookupError: the module cannot be imported, or has no such function; says which file and where in it.
     """
@@ -80,10 +80,10 @@ def takes(function: Callable[..., object], name: str) -> bool:
 def with_given(function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()) -> Callable[..., T]:
     """Wrap a user's function for calls by keyword; the signature shows the remaining options.
 
-    What it raises becomes an OwnCodeError that names its file and itself.
+    An error of the function becomes an OwnCodeError that names file and function.
 
     Args:
-      needed: what raysim passes and the function must take; offered: what it may take as well.
+      needed: arguments that raysim passes and the function must take; offered: arguments that it may take.
     Raises:
       OwnNameError: it does not take one of `needed`, or its annotations cannot be read.
     """
@@ -139,10 +139,10 @@ def refuse_shadows() -> None:
 def named(settings: Mapping[str, object]) -> Settings:
     """Settings with names in place of functions and methods, wherever these stand: as values, in lists, or as keys of options.
 
-    Dictionaries and lists are new ones, all else is as it was.
+    Dictionaries and lists are copied; all other values are unchanged.
 
     Raises:
-      ConfigError: they contain themselves; every function that cannot be sent to other processes.
+      ConfigError: settings that contain themselves; every function that cannot be sent to other processes.
     """
     faults: list[Fault] = []
 
@@ -175,7 +175,7 @@ def named(settings: Mapping[str, object]) -> Settings:
 
 def words(settings: object) -> Iterator[str]:
     """Every text in nested settings, keys too: among them are the names of functions."""
-    with contextlib.suppress(RecursionError):  # what checks the whole says that it is nested too deeply
+    with contextlib.suppress(RecursionError):  # the check of the configuration reports deep nesting
         yield from (value for _, value in leaves(settings) if isinstance(value, str))
 
 

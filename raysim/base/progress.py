@@ -19,8 +19,9 @@ class Listener:
     """Callbacks of long work, each called with a line of text; silent by default.
 
     Attributes:
-      say: gets lines that stay. note: gets remarks that stay, apart from the output. step: gets the part of the work that begins.
-      show: gets how far the work is, in a line that replaces the one before; None where lines cannot be replaced.
+      say: receives permanent lines of output. note: receives permanent remarks, apart from the output.
+      step: receives the name of a part of the work when the part begins.
+      show: receives the progress, in a line that replaces the previous line; None if lines cannot be replaced.
     """
 
     say: Tell = silent
@@ -30,7 +31,7 @@ class Listener:
 
 
 class Lines:
-    """Lines about long work: none in the first 3 s, then each waits longer than the one before."""
+    """Lines about long work: none in the first 3 s, then at growing intervals."""
 
     def __init__(self, work: str, say: Tell):
         self._work, self._say = work, say

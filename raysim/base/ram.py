@@ -1,4 +1,4 @@
-"""Whether what a setting asks for fits into memory at all: by an estimate before anything is allocated."""
+"""Estimates of whether a setting fits into memory, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-#: Where Linux has the limit of a container, in its second and its first form.
+#: Files in which Linux has the memory limit of a container: cgroup v2 and v1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -22,7 +22,7 @@ def memory_bytes() -> int:
 
 
 def memory_fault(num_bytes: int) -> str:
-    """Why so many bytes cannot be held, in words; "" if they can be. To be asked with a lower bound."""
+    """Return why so many bytes, a lower bound, do not fit into memory; "" if they fit."""
     there = memory_bytes()
     if num_bytes <= there:
         return ""

@@ -12,10 +12,10 @@ from raysim.base.errors import DataError
 
 
 def regular_file(path: Path) -> Path:
-    """The path of a file. A pipe would be waited for, and a device such as /dev/zero be read without an end.
+    """Return the path of a regular file: reading a pipe would block, and reading a device such as /dev/zero never ends.
 
     Raises:
-      OSError: there is none, or what is there is no regular file.
+      OSError: no file, or not a regular file.
     """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
@@ -34,15 +34,15 @@ def the_one_file(root: Path, ending: str) -> Path:
 
 
 def read_json(path: Path) -> object:
-    """What a JSON file says. Raises OSError, ValueError."""
+    """Return the value of a JSON file. Raises OSError, ValueError."""
     return load_json(regular_file(path).read_bytes())
 
 
 def load_json(text: str | bytes) -> object:
-    """What a JSON text says.
+    """Return the value of a JSON text.
 
     Raises:
-      ValueError: it is no JSON, or nested more deeply than Python reads.
+      ValueError: no JSON, or nested more deeply than Python reads.
     """
     try:
         return json.loads(text)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: The same, to be read only.
+#: Keys and values that are only read.
 Raw = Mapping[str, Any]
 
 #: Keys and values as a file holds them, before they are checked or after they are written back.
 Settings = dict[str, Any]
 
 
-#: Groups inside each other.
+#: Largest depth of nested groups.
 MOST_DEPTH = 50
 
 
@@ -42,7 +42,7 @@ def leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, 
 class Spec:
     """A name with options, which a configuration writes as `name` or as `{name: {option: value}}`.
 
-    A Spec equals another of the same written form, and that form itself: defaults of the schema are written forms.
+    A Spec equals a Spec of the same written form, and this form itself: defaults of the schema are written forms.
     """
 
     name: str
@@ -85,11 +85,11 @@ def assign(raw: Settings, key: str, value: object) -> None:
     """raw[a][b] = value for the key "a.b"; groups on the way are made, also in place of null.
 
     In a list of `name` and `{name: {option: value}}`, such as `methods`, a name stands for its options: "methods.fedvg.norm".
-    A + behind the key adds to a list, "methods+", so that two axes of a sweep can have a say in one.
+    A + behind the key adds to a list, "methods+", so that two axes of a sweep can add to the same list.
     After `tune.param_space.` comes an axis, after `scale.` a key, whose own name may hold dots.
     Raises:
-      KeyError: something on the way is a value, not a group, or is not in its list; or a list is to be added that is none, or
-        to what is none. Holds a sentence.
+      KeyError: a part of the path is a value instead of a group, or is not in its list; or + is used without two lists. The
+        argument of the error is a sentence.
     """
     is_axis = key.startswith(("tune.param_space.", "scale."))
     *parents, last = key.split(".", 1 if key.startswith("scale.") else 2) if is_axis else key.split(".")

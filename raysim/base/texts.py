@@ -1,6 +1,6 @@
-"""Texts of others, made harmless where they are shown: control characters, and cells that a spreadsheet would compute.
+"""Text from other people, made harmless for display: control characters, and cells that a spreadsheet would compute.
 
-And how people read a number and a round.
+Also texts for numbers, lists and rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 def all_visible(value: T) -> T:
-    """The same of every text in nested lists and mappings, keys too."""
+    """Escape control characters in every text of nested lists and mappings, keys included."""
     if isinstance(value, str):
         return cast("T", visible(value))
     if isinstance(value, dict):
@@ -70,7 +70,8 @@ def round_name(round_index: int) -> str:
     return f"round {round_index + 1}"
 
 
-#: Bytes of a file or folder name of ours: file systems take 255, and temporary names are longer than what they stand for.
+#: Largest number of bytes in a name of a file or folder of raysim: file systems take 255, and temporary names are
+#: longer.
 LONGEST_NAME = 200
 
 

@@ -34,7 +34,7 @@ def joined(place: str, name: str) -> str:
 
 
 def uri_fault(uri: str) -> str:
-    """What is wrong with a URI, with the remedy; empty if nothing can be seen without asking the file system."""
+    """Return the fault of a URI, with the remedy; empty if no fault is visible without asking the file system."""
     scheme, text = uri.partition("://")[0], unquote(uri)
     if scheme not in SCHEMES:
         return f"unknown scheme {scheme!r} in {masked(text)}; known: {', '.join(SCHEMES)}"

@@ -52,9 +52,9 @@ def value_of(model: object, key: str) -> object:
 
 
 def has_effect(key: str, settings: Raw, model: BaseModel) -> bool:
-    """Whether the option at a dotted key of a whole configuration counts beside these settings, by dotted keys.
+    """Return whether the option at a dotted key of a whole configuration applies with the given settings (dotted keys).
 
-    Where they lack what decides it, it does.
+    If the settings lack the deciding key, the option applies.
     """
     group, _, name = key.rpartition(".")
     owner = value_of(model, group) if group else model
@@ -67,7 +67,7 @@ def has_effect(key: str, settings: Raw, model: BaseModel) -> bool:
 
 
 def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list[Fault]:
-    """The same as faults; without those of which an axis of `tune` decides, which are looked at trial by trial."""
+    """Return a fault for each of `idle_options`, except options decided by an axis of `tune`: trials check these."""
     axes = list(mappings(tune))
     return [
         Fault(key, f"{reason}; remove the key, or change {counts.key}")
@@ -79,8 +79,8 @@ def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list
 def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[str, str]:
     """Return key -> reason of settings that lose their effect through another layer.
 
-    A layer that sets both, the option and what takes its effect away, contradicts itself: that is a fault, and not here. An
-    option of which an axis of `tune` decides whether it counts is looked at trial by trial.
+    If one layer sets both the option and the deciding key, the layer contradicts itself: this is a fault, and is not
+    returned here. Options decided by an axis of `tune` are checked trial by trial.
 
     Args:
       raw: the merged layers; model: the schema of `raw`.
@@ -88,7 +88,7 @@ def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[s
     """
     try:
         config = model.model_validate(raw)
-    except ValidationError:  # reported where the whole is checked
+    except ValidationError:  # reported by the check of the whole configuration
         return {}
     idle = idle_options(config)
     axes = list(mappings(raw.get("tune")))
@@ -109,7 +109,7 @@ def mappings(value: object) -> Iterator[Raw]:
 
 
 def _layer(layers: Sequence[Raw], key: str) -> int:
-    """The uppermost layer that sets something at a dotted key; the lowest stands for the defaults, too."""
+    """Return the uppermost layer that sets a dotted key, else the lowest, which stands for the defaults."""
     return next((place for place, settings in enumerate(layers) if sets(settings, key)), len(layers) - 1)
 
 

@@ -1,4 +1,4 @@
-"""From pydantic's errors to sentences: what (with the value), where, how to mend."""
+"""Sentences for pydantic's errors: cause with the value, place, and remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=BaseModel)
 
-#: Where an error stands: keys and positions from the outside in.
+#: Place of an error: keys and positions, from the outside in.
 Place = tuple[int | str, ...]
 
 
@@ -34,7 +34,7 @@ def validated(model: type[Model], raw: object, key: str = "") -> tuple[Model | N
     """(the raw value as a model, or None if it has faults; the faults).
 
     Args:
-      key: what the raw value stands at in the whole configuration.
+      key: key of the raw value in the whole configuration.
     """
     try:
         return model.model_validate(raw), []
@@ -72,12 +72,12 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """A sentence that helps with an unknown name."""
+    """Return a hint for an unknown name: near names, and all known names."""
     return f"{did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
 
 
 def unknown(name: str, known: Iterable[str], kind: str) -> str:
-    """Return the sentence about an unknown name, in whose place `module:function` may stand."""
+    """Return the message for an unknown name, where `module:function` is allowed as well."""
     return f"unknown {kind} {name!r}. {nearest(name, list(known))}; or module:function for your own"
 
 
@@ -104,11 +104,11 @@ def _is_tag(part: int | str) -> bool:
     return isinstance(part, str) and (is_kind or part.startswith(starts))
 
 
-#: pydantic's type of an error -> the sentence, where its own says less.
+#: pydantic's type of an error -> a sentence that says more than pydantic's.
 SENTENCES = {"model_type": "must be a mapping of keys", "string_pattern_mismatch": "has the wrong form"}
 
 
-#: What other libraries call keys of a configuration -> their names here.
+#: Names of keys in other libraries -> names in raysim.
 SYNONYMS = {
     "learning_rate": "local.lr",
     "num_epochs": "local.epochs",
@@ -131,8 +131,8 @@ def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> F
     """One of pydantic's errors as a fault.
 
     Args:
-      model: that was validated.
-      prefix: of the key.
+      model: the validated model.
+      prefix: prefix of the key.
     """
     place, kind = error["loc"], error["type"]
     owner = _owner(model, place)
@@ -148,7 +148,7 @@ def fault_of(model: type[BaseModel], error: ErrorDetails, prefix: str = "") -> F
 
 
 def _key(place: Place) -> str:
-    """A place as messages have it: `data.test_sets[0]`."""
+    """Return a place as written in messages: `data.test_sets[0]`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 

@@ -1,4 +1,4 @@
-"""Keys of the schema: default, meaning, bounds, and the condition under which they count."""
+"""Keys of the schema: default, meaning, bounds, and the condition under which a key applies."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def methods_label(specs: Sequence[Spec]) -> str:
 
 
 def methods_text(specs: Sequence[object]) -> str:
-    """The same with options, of a list that was not checked: "fedprox (mu=0.1) + fedvg"."""
+    """Return the label with options, of an unchecked list of methods: "fedprox (mu=0.1) + fedvg"."""
     texts = []
     for spec in specs:
         name, options = next(iter(spec.items())) if isinstance(spec, Mapping) and spec else (spec, None)

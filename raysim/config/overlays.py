@@ -42,7 +42,7 @@ def layered(
     chooses among its labels, or leaves one value.
 
     Args:
-      values: by dotted keys; where: what they come from, for messages.
+      values: settings by dotted keys; where: their origin, for messages.
       axes: axis -> its values, or labels of it.
     Raises:
       ConfigError: a value that cannot be set, an unknown label, or no `scale` group.
@@ -83,7 +83,7 @@ def _lay(raw: Settings, settings: Raw, library: dict[str, Raw], where: str, sour
         value = of_trials.pop(axis)
         _choose(raw, library, axis, value if axis in library and isinstance(value, list) else [value], where)
     is_sweep = bool(axes_as_written(raw))
-    # What a label may be needed for waits for the trials.
+    # Settings that may need a label are applied in the trials.
     now = {key: value for key, value in of_trials.items() if not is_sweep or not may_need_labels(raw, key)}
     lay_over(raw, now, source, where=where)
     return of_trials
@@ -161,7 +161,7 @@ def _unknown_conditions(raw: Raw, library: Raw) -> Iterator[Fault]:
             domain = axes_as_written(raw).get(other)
             if not isinstance(domain, Mapping) or not is_listed(domain) or not isinstance(labels, list):
                 continue
-            # Without labels, values that the call did not choose are not known any more.
+            # On an axis without labels, values that the call did not choose are no longer known.
             names = list(dict.fromkeys(map(str, [*library.get(other, ()), *options(domain)])))
             for label in labels if other in library else ():
                 if str(label) not in names:

@@ -26,10 +26,10 @@ def shipped_folder(name: str) -> Path:
 def home_folder() -> Path:
     """Where relative `storage` and `data.root` begin: RAYSIM_HOME, or ~/raysim-home in a Ray job, or the working directory.
 
-    A job's working directory is deleted after it, and with it every run that it held; so it is never the answer there.
+    In a Ray job the working directory is never used, since Ray deletes it after the job, with all runs inside.
 
     Raises:
-      DataError: RAYSIM_HOME is the home of nobody.
+      DataError: RAYSIM_HOME names the home of an unknown user.
     """
     home = os.environ.get("RAYSIM_HOME")
     if home:
@@ -46,7 +46,7 @@ def path_to_write(path: Path | str) -> Path:
     """Return a path of the command line: relative paths start at the home folder; `~` is expanded.
 
     Raises:
-      DataError: there is no such user, or no system takes the path.
+      DataError: unknown user, or a path that no system accepts.
     """
     if "\0" in str(path) or max(map(len, os.fsencode(path).split(b"/"))) > LONGEST_NAME:
         what = f"a path with NUL, or with a name of more than {LONGEST_NAME} bytes,"
@@ -71,9 +71,10 @@ def located_root(root: str, name: str) -> str:
 
 
 def located(config: Config) -> Config:
-    """The configuration with absolute paths, which a later change of directory does not move.
+    """Return the configuration with absolute paths, which do not depend on the current folder.
 
-    A prepared set that was uploaded with a job lies in the job's working directory; all else lies below the home folder.
+    A prepared set that was uploaded with a job lies in the job's working directory; all other paths are below the home
+    folder.
     """
     storage = config.storage if is_uri(config.storage) else str(home_folder() / Path(config.storage).expanduser())
     root = located_root(config.data.root, config.data.name)
@@ -98,7 +99,7 @@ def cache_folder() -> Path:
     """Return the folder for copies from URIs: RAYSIM_CACHE, or raysim in XDG_CACHE_HOME or ~/.cache.
 
     Raises:
-      DataError: it is the home of nobody.
+      DataError: the folder names the home of an unknown user.
     """
     given = os.environ.get("RAYSIM_CACHE")
     folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "raysim"

@@ -69,7 +69,7 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
 def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
     """Drop settings without effect because another layer overrides their condition; a warning names them.
 
-    What the uppermost layer sets stays, to be refused.
+    Settings of the uppermost layer are kept; they are refused later.
 
     Args:
       raw: the merged layers.
@@ -106,10 +106,10 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 
 
 def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where: str = "the command line") -> None:
-    """Set values by dotted keys, each one whole, in a raw configuration.
+    """Set values by dotted keys in a raw configuration; a value replaces a whole group.
 
     Args:
-      source, where: what has the configuration, and what has the values, for messages.
+      source, where: origin of the configuration and origin of the values, for messages.
     Raises:
       ConfigError: a key leads through a value.
     """
@@ -128,13 +128,13 @@ def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]
     sound = without(raw, faults)
     config, more = validated(Config, sound)
     faults += more
-    if config is None:  # what the sound groups contradict is said at once, too
+    if config is None:  # contradictions between sound groups are reported as well
         config, _ = validated(Config, without(sound, more))
     if config is not None:
         contradictions = [*_contradictions(config), *_data_contradictions(config), *_unusable_paths(config)]
         contradictions += idle_faults(config, tune=raw.get("tune"))
         unsound = {fault.key.split(".")[0] for fault in faults}
-        # Beside a default in the place of a fault a contradiction may be none: those of a population need both groups.
+        # A default in place of a faulty value may contradict others; contradictions of a population need both groups.
         groups = {fault: {fault.key.split(".")[0], "partition"} for fault in contradictions}
         faults += [fault for fault, both in groups.items() if not unsound & both]
     return (None if faults else config), faults
@@ -149,7 +149,7 @@ def sound_config(raw: Mapping[str, object], source: str) -> Config:
 
 
 def without(raw: Mapping[str, object], faults: Sequence[Fault]) -> Settings:
-    """The configuration without the keys that faults stand at."""
+    """Return the configuration without the keys that have faults."""
     pruned = copy.deepcopy(dict(raw)) if faults else dict(raw)
     remove(pruned, (re.sub(r"\[\d+\].*", "", fault.key) for fault in faults))
     return pruned
@@ -171,7 +171,7 @@ def _contradictions(config: Config) -> Iterator[Fault]:
 
 
 def _data_contradictions(config: Config) -> Iterator[Fault]:
-    """The same of the data and partition groups."""
+    """Yield contradictions in the groups `data` and `partition`."""
     data, part = config.data, config.partition
     scheme = part.scheme.name
     forms = FORMS.get(scheme, ())
@@ -196,7 +196,7 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
 
 
 def _validation_contradictions(config: Config) -> Iterator[Fault]:
-    """The same of `data.validation_set`."""
+    """Yield contradictions in `data.validation_set`."""
     data, chosen = config.data, config.data.validation_set
     external, own, place = chosen.external, chosen.from_clients, "data.validation_set.from_clients"
     is_changed = chosen != ValidationSetGroup(external=external)
@@ -255,6 +255,6 @@ def parse_report(raw: object, source: str) -> ReportGroup:
 def as_file(config: Config) -> Settings:
     """Return all settings, as a file for the same run."""
     complete = config.model_dump(mode="json")
-    for key in {"test", "validation"} - config.data.model_fields_set:  # given, they would decide `data.split: auto`
+    for key in {"test", "validation"} - config.data.model_fields_set:  # if given, they would decide `data.split: auto`
         del complete["data"][key]
     return complete

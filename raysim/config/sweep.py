@@ -20,10 +20,10 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
         local.lr: {method: [FedAvg]}                  # an axis that applies with the listed labels only
     scale: {rounds: 2, data.name: digits}             # overrides for every trial (or run) with --scaled
 
-A key of a mapping of settings (`a.b: value`) sets the value at that path whole, exactly as `a.b=value` on the command
-line does. What a trial chose is written to its `labels`, which is what `raysim report` makes rows and columns of;
-settings may write `labels.x` themselves, then the axis adds none of its own. The search `optuna` chooses among values
-itself and takes no grid_search.
+A key of a mapping of settings (`a.b: value`) replaces the whole value at this path, as `a.b=value` on the command line
+does. The choices of a trial are written to its `labels`, from which `raysim report` makes rows and columns. If settings
+write `labels.x` themselves, the axis adds no label. The search `optuna` chooses among values itself and takes no
+grid_search.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OF_THE_SWEEP = ("name", "storage", "base", "tune", "scale", "report", "calibrate
 #: Groups of the sweep itself, which a trial's configuration does not have.
 GROUPS = ("tune", "scale", "report")
 
-#: What the name of a scaled run or sweep ends with.
+#: Ending of the name of a scaled run or sweep.
 SCALED = "_scaled"
 
 
@@ -66,7 +66,7 @@ class Trial:
     Attributes:
       values: axis -> chosen label or value.
       idle: key -> reason, of settings that have no effect in this trial and are left out of it.
-      text: all settings but labels, those without effect among them; two trials that share it are told apart by labels alone.
+      text: all settings but labels, those without effect among them; two trials with equal text differ in labels alone.
     """
 
     name: str
@@ -112,7 +112,7 @@ def trial(raw: Raw, values: Raw, source: str) -> Trial:
 
 
 def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -> Settings:
-    """What a value of an axis stands for."""
+    """Return the settings of an axis for a label or value."""
     named = named_settings(raw, axis, space[axis])
     return {axis: value} if named is None else named[value] or {}
 
@@ -120,7 +120,7 @@ def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -
 def _overridden(
     values: Raw, space: Mapping[str, Raw], result: Raw, layers: Sequence[tuple[str, Raw]]
 ) -> Iterator[Fault]:
-    """Numbers and words of axes that the trial does not have in the end, since another layer sets the key."""
+    """Yield a fault for each value of an axis that another layer overrides in the trial."""
     for axis, value in values.items():
         settings = next(settings for name, settings in reversed(layers) if name == f"{axis}={value}")
         if list(settings) == [axis] and not isinstance(value, list | dict) and value_at(result, axis) != value:
@@ -208,22 +208,22 @@ def axes_as_written(raw: Raw) -> Settings:
 
 
 def key_of(axis: str) -> str:
-    """Where the file has an axis: "tune.param_space.local.lr"."""
+    """Return the key of an axis in the file: "tune.param_space.local.lr"."""
     return f"{SPACE}.{axis}"
 
 
 def as_mapping(value: object) -> Raw:
-    """A group of keys as it is; empty for anything else, which the check of the whole names."""
+    """Return a mapping unchanged; empty for other values, which the check of the configuration reports."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _tunes_name(kind: object) -> str:
-    """Tune writes the names of its domains in one word, but for grid_search."""
+    """Return Ray Tune's name of a domain: one word, except for grid_search."""
     return "grid_search" if kind == "grid_search" else str(kind).replace("_", "")
 
 
 def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
-    """What is wrong with an axis; "" if nothing is."""
+    """Return the fault of an axis; "" if there is none."""
     if (key := axis.partition(".")[0]) in OF_THE_SWEEP:
         return f"{key} belongs to the sweep, and all trials share the value; remove the axis"
     if key == "labels":
@@ -261,7 +261,7 @@ def head(key: object) -> str:
 
 
 def options(domain: Raw) -> list[Any]:
-    """What a listed domain chooses from: labels of named settings, or values."""
+    """Return the choices of a listed domain: labels of named settings, or values."""
     (values,) = domain.values()
     return list(values) if isinstance(values, Mapping | list | tuple) else []
 

@@ -12,10 +12,11 @@ from raysim.base.errors import Fault
 from raysim.base.reading import regular_file
 from raysim.base.settings import MOST_DEPTH, leaves
 
-#: Values of a whole configuration, those behind aliases counted wherever they appear. The largest recipe has 700.
+#: Largest number of values of a configuration; an alias adds its values wherever it appears. The largest recipe has
+#: 700.
 MOST_VALUES = 100_000
 
-#: Bytes of a file. Recipes have some thousand; PyYAML takes ten seconds for a megabyte.
+#: Largest size of a file in bytes. Recipes have a few thousand; PyYAML takes ten seconds for a megabyte.
 MOST_BYTES = 2_000_000
 
 #: Bits of a number: more is no floating-point number, and Python prints no integer of more than 4,300 digits.
@@ -43,10 +44,10 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(text: str) -> object:
-    """What a YAML text says.
+    """Return the value of a YAML text.
 
     Raises:
-      ValueError: it is no YAML, or nested too deeply; says where.
+      ValueError: no YAML, or nested too deeply; the message has the place.
     """
     try:
         _refuse_depth(text)
@@ -77,17 +78,17 @@ def flow_parts(text: str) -> list[str]:
         _refuse_depth(f"[{text}]")
         node = yaml.compose(f"[{text}]", Loader=_Loader)
     except (yaml.YAMLError, RecursionError):
-        return [text]  # what reads it as a value says what is wrong
+        return [text]  # the fault is reported when the text is read as a value
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         return [text]
     return [text[part.start_mark.index - 1 : part.end_mark.index - 1].strip() for part in node.value]
 
 
 def read_yaml(path: Path) -> object:
-    """What a YAML file says.
+    """Return the value of a YAML file.
 
     Raises:
-      ValueError: it cannot be read, is no text or no YAML; says why.
+      ValueError: the file cannot be read, or is no text or no YAML; the message has the reason.
     """
     try:
         if (size := regular_file(path).stat().st_size) > MOST_BYTES:
