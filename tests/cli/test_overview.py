@@ -57,7 +57,7 @@ def test_runs_and_sweeps_are_shown_with_state_rounds_score_and_age(form, storage
     show_places([form.format(storage)])
     rows = table(capsys)
     assert rows[0][:4] == ["done", "completed", "2 of 2", "accuracy 0.5000"]
-    assert rows[0][4] == "3 d ago"
+    assert rows[0][4] == "3.0 d ago"
     assert rows[1][:4] == ["going", "unfinished", "3 of 10", "accuracy 0.3750"]
     assert rows[1][4].endswith(" s ago")
     assert rows[2][:3] == ["odd", "damaged", "0 of 0"]
