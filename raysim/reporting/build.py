@@ -34,10 +34,11 @@ LISTS = ("columns", "ignore", "published", "figures")
 
 
 def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the command line") -> ReportContents:
-    """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
+    """Return the contents of a report from run directories and published tables: averages, ranks and tests.
 
-    A row or column that the runs lack is a fault if the command line (`source`) names it. If a recipe names it, a note
-    is added: the row's runs may be unfinished, and the rest of the report can be made.
+    Upper bounds (joint training) are neither ranked nor tested. A row or column that the runs lack is a fault if the
+    command line (`source`) names it. If a recipe names it, a note is added: the row's runs may be unfinished, and the
+    rest of the report can be made.
 
     Args:
       paths: run directories or folders of runs; without paths, the report has only the numbers of published tables.

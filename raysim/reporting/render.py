@@ -213,7 +213,8 @@ def effects(
 ) -> tuple[list[str], list[Line]]:
     """Return (header, lines) of a table of paired differences: a line per pair of rows, a column per column.
 
-    An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold if the interval excludes 0.
+    An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold if the interval leaves
+    out 0.
     """
     marks = ("best" if item.effect.is_certain else "" for item in comparisons)
     entries = [Entry(_effect(item.effect, metric.digits), mark) for item, mark in zip(comparisons, marks, strict=True)]
