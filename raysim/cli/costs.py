@@ -65,7 +65,7 @@ def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
     """Print the estimated cost of a sweep's unfinished trials. Raises the errors of `raysim.launch.checked_sweep`."""
     with line:
         sweep = checked_sweep(raw, source, line.listener(), reads_weights=False)
-        Copy(sweep.place).fetch()  # if the place is a URI: results of trials that ran elsewhere
+        Copy(sweep.place).fetch()  # if the place is a URI: results of trials on other machines
         start_s = time.monotonic() - command_began()
         firsts = [trial for trial in sweep.trials if not trial.same_as]
         waiting = [trial for trial in firsts if not outcome(sweep, trial).is_finished]

@@ -291,7 +291,7 @@ def doctor(
 
 
 def main() -> None:
-    """Run the command; turn errors into a message and an exit status. No traceback is printed."""
+    """Run the command; turn errors into a message and an exit status, without printing a traceback."""
     # Modules in the current folder can be imported, as with `python -m raysim`.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -66,7 +66,7 @@ def print_table(table: Table) -> None:
 
 
 def first_of(lines: Sequence[str], where: str = "") -> list[str]:
-    """Return the first `MOST_ROWS` lines, and a line with the number of other lines; where: how to see those."""
+    """Return the first `MOST_ROWS` lines, and a line with the number of other lines. where: how to see the rest."""
     num_more = len(lines) - MOST_ROWS
     more = [f"{num_more} more{', ' * bool(where)}{where}"] if num_more > 0 else []
     return [*lines[:MOST_ROWS], *more]

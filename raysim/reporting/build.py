@@ -29,7 +29,7 @@ from raysim.reporting.tables import ACCURACY, Cell, cells_of, make_tables, other
 
 T = TypeVar("T")
 
-#: Settings of the group that are lists; several sweeps join theirs.
+#: List-valued settings of the group; lists of several sweeps are joined.
 LISTS = ("columns", "ignore", "published", "figures")
 
 

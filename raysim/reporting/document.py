@@ -237,7 +237,7 @@ def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     if not contests:
         return "No column has two comparable rows."
     rows = [row for row in all_rows(tables) if any(row in table.rows and row not in table.bounds for table in tables)]
-    first: dict[str, list[Contest]] = {row: [] for row in rows}  # alone
+    first: dict[str, list[Contest]] = {row: [] for row in rows}  # columns that only this row leads
     tied, second = ({row: 0 for row in rows} for _ in range(2))
     for table, column in contests:
         marks = {row: table.marks.get((row, column)) for row in table.competing(column)}

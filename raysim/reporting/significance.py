@@ -135,9 +135,9 @@ def effect_of(left: Sequence[float], right: Sequence[float]) -> Effect:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test in a report: is `method` better than `other` in `column`, and by how much?
+    """Test in a report: is `method` better than `other` in `column`, and by how much?
 
-    `reverse`: the test that `other` is better.
+    `reverse`: the test of whether `other` is better.
     """
 
     method: str
