@@ -1,1 +1,1 @@
-"""The verbs: a thin layer over `raysim.launch`."""
+"""The command line: verbs (`raysim run`, ...), a thin layer over `raysim.launch`."""

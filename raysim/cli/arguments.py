@@ -1,4 +1,4 @@
-"""Arguments shared by several verbs, and options that a dataclass or a group of keys declares."""
+"""Arguments shared by several verbs, and options generated from a dataclass or from a configuration group."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GridOverrides = Annotated[
 Planned = Annotated[bool, Option("--plan", help="print the expected cost and stop; trains a few steps")]
 Scaled = Annotated[bool, Option("--scaled", help="apply the file's `scale` settings")]
 
-#: Keys of the `report` group that take several values -> their option, to be given once for each value.
+#: List-valued keys of the `report` group -> option, which is repeated for each value.
 REPEATED = {"columns": "--columns", "ignore": "--ignore", "published": "--published", "figures": "--figure"}
 
 
 def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Verb], Verb]:
-    """Return a decorator that puts options in the place of a verb's `**name`, where typer reads them.
+    """Return a decorator that replaces `**name` in a verb's signature, which typer reads, by options.
 
     Args:
       options: keyword-only parameters whose defaults are typer's options.
@@ -45,7 +45,7 @@ def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Verb], Verb]
 
 
 def reader_options() -> list[inspect.Parameter]:
-    """Return an option for each field of `ReaderOptions`; of a union of types the first one is read."""
+    """Return an option for each field of `ReaderOptions`; an option of several types has the first type."""
     types, texts = get_type_hints(ReaderOptions), meanings(ReaderOptions)
     return [
         _option(option(each.name), each.name, _first(types[each.name]), each.default, texts[each.name], **each.metadata)
@@ -54,7 +54,7 @@ def reader_options() -> list[inspect.Parameter]:
 
 
 def report_options() -> list[inspect.Parameter]:
-    """Return an option for each key of the `report` group, but the nested `metrics`."""
+    """Return an option for each key of the `report` group except the nested `metrics`."""
     keys = {name: key.description for name, key in ReportGroup.model_fields.items() if name != "metrics"}
     return [
         _option(REPEATED.get(name, f"--{name}"), name, list[str] if name in REPEATED else str, None, text)
@@ -63,7 +63,7 @@ def report_options() -> list[inspect.Parameter]:
 
 
 def _first(kind: Any) -> Any:
-    """Return the first type of a union with None, `str` of `str | int | None`; another type unchanged."""
+    """Return the first type of a union with None (`str` for `str | int | None`); return other types unchanged."""
     return next(iter(get_args(kind)), kind) if type(None) in get_args(kind) else kind
 
 

@@ -25,14 +25,14 @@ from raysim.plan.resources import resolve_resources
 from raysim.tuning.outcome import outcome
 from raysim.tuning.planner import SweepTrial
 
-#: Starts of a process beside the trials of a sweep, for each of which this command's own is the measure: the command, Ray,
-#: the first process of trials. On Ray a run starts trainers, too.
+#: Numbers of process starts, each estimated by the start time of this command. A sweep starts the command, Ray and the
+#: first process of trials; a run on Ray also starts trainers.
 STARTS_OF_SWEEP, STARTS_ON_RAY = 3.0, 1.0
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A run with an estimate: seconds of the run, and of the machine if several runs share it."""
+    """A run with its estimated cost: `seconds` of the run, and the number of runs that this machine runs `at_once`."""
 
     config: Config
     cost: RunCost
@@ -41,14 +41,14 @@ class Priced:
     at_once: int = 1
 
     def mb(self, way: str) -> float:
-        """MB of all rounds, "up" or "down"."""
+        """Return the MB of all rounds; `way` is "up" or "down"."""
         pairs = zip(self.cost.work, self.rates, strict=True)
         late = int(way == "down")  # late clients receive the model as well
         return sum((work.clients + late * work.late) * float(getattr(rate, f"{way}_mb")) for work, rate in pairs)
 
 
 def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
-    """Print what a run costs. Raises as `raysim.launch.checked_run`."""
+    """Print the estimated cost of a run. Raises the errors of `raysim.launch.checked_run`."""
     with line:
         plan = checked_run(raw, source, line.listener(), reads_weights=False)
         start_s = time.monotonic() - command_began()
@@ -62,15 +62,15 @@ def print_run_cost(raw: Settings, source: str, line: LiveLine) -> None:
 
 
 def print_sweep_cost(raw: Raw, source: str, line: LiveLine) -> None:
-    """Print the cost of a sweep's unfinished trials. Raises as `raysim.launch.checked_sweep`."""
+    """Print the estimated cost of a sweep's unfinished trials. Raises the errors of `raysim.launch.checked_sweep`."""
     with line:
         sweep = checked_sweep(raw, source, line.listener(), reads_weights=False)
-        Copy(sweep.place).fetch()  # of a sweep at a URI, what it has done elsewhere
+        Copy(sweep.place).fetch()  # if the place is a URI: results of trials on other machines
         start_s = time.monotonic() - command_began()
         firsts = [trial for trial in sweep.trials if not trial.same_as]
         waiting = [trial for trial in firsts if not outcome(sweep, trial).is_finished]
         trials = list(waiting)
-        if sweep.search:  # what it will choose lies between its ends
+        if sweep.search:  # future trials are estimated by the ends of the ranges
             ends = sweep.search.ends
             trials += [ends[index % len(ends)] for index in range(sweep.search.num_left)]
         rates, num_unmeasured = measure_all([(trial.cost, partial(_plan, trial)) for trial in trials], line.step)
@@ -128,7 +128,7 @@ def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s
 
 
 def _print(priced: Sequence[Priced], seconds: float, source: str) -> None:
-    """A row for each pair of network and methods, dearest first, and one for all."""
+    """Print a row for each pair of network and methods, most expensive first, and a row for all runs."""
     groups: dict[tuple[str, str], list[Priced]] = defaultdict(list)
     for each in priced:
         groups[each.config.model.name, methods_label(each.config.methods)].append(each)

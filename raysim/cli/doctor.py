@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "medmnist", "shap", "scikit-learn", "pyarrow", "tensorboard")
 
-#: Bytes below which a disk is called full: Ray's logs and spilled objects, and the runs, need more.
+#: Free bytes below which a disk counts as full: Ray's logs and spilled objects, and the runs, need more.
 MIN_DISK = 2 * 2**30
 
-#: Share of a disk above which Ray takes no more objects (its local_fs_capacity_threshold).
+#: Used share of a disk above which Ray stores no more objects (Ray's local_fs_capacity_threshold).
 FULL = 0.95
 
-#: Whether something is well, and a line about it.
+#: (whether a check passed, line about the check).
 Finding = tuple[bool, str]
 
 
 def examine(address: str | None) -> bool:
-    """`raysim doctor`: print a line for each thing looked at, and return whether all is well.
+    """Print a line for each check of `raysim doctor`, and return whether all checks passed.
 
     Args:
-      address: of a running Ray, host:port or auto; without one no cluster is looked at.
+      address: address of a running Ray, host:port or auto; without an address no cluster is checked.
     """
     storage, is_good = home_folder() / "runs", True
     parts = {"this installation": installation(), "the disks": disks(storage)}
@@ -56,7 +56,7 @@ def _finding(is_ok: bool, line: str, fault: str) -> Finding:
 
 
 def installation() -> Iterator[Finding]:
-    """Versions, cores, memory and GPUs of this machine."""
+    """Yield findings on versions, cores, memory and GPUs of this machine."""
     yield (3, 11) <= sys.version_info[:2] <= (3, 13), f"Python {sys.version.split()[0]} (3.11 to 3.13)"
     for name in PACKAGES:
         try:
@@ -65,7 +65,7 @@ def installation() -> Iterator[Finding]:
             yield False, f"{name} is not installed: pip install {name}"
     fault = ""
     try:
-        importlib.import_module("torchvision.ops")  # does not load where torch and torchvision do not fit
+        importlib.import_module("torchvision.ops")  # fails to import if torch and torchvision do not match
     except (ImportError, RuntimeError, AttributeError) as error:
         fault = f" ({error}): use the versions of constraints.txt"
     yield not fault, f"torch and torchvision {'do not ' if fault else ''}match{fault}"
@@ -79,7 +79,7 @@ def installation() -> Iterator[Finding]:
 
 
 def disks(storage: Path) -> Iterator[Finding]:
-    """Free space where Ray and the runs write, and whether the storage can be written."""
+    """Yield findings on free space where Ray and the runs write, and on whether the storage can be written."""
     yield from (_disk(Path(place), place) for place in (".", "/dev/shm", "/tmp") if os.path.isdir(place))
     try:
         _write_probe(storage).unlink()
@@ -95,8 +95,8 @@ def _disk(folder: Path, name: str) -> Finding:
 
 
 def cluster(address: str | None, storage: Path) -> Iterator[Finding]:
-    """Every node of a running Ray."""
-    if not address or is_uri(address):  # a dashboard knows jobs alone
+    """Yield findings on every node of a running Ray."""
+    if not address or is_uri(address):  # a URI is the address of a dashboard, which only handles jobs
         remedy = "give --address or set RAY_ADDRESS, or submit `python -m raysim doctor` as a job"
         yield True, f"no cluster looked at: {remedy}"
         return
@@ -106,7 +106,7 @@ def cluster(address: str | None, storage: Path) -> Iterator[Finding]:
     try:
         with connected(address):
             yield True, f"connected to Ray at {address}"
-            with contextlib.suppress(OSError):  # a finding of its own already
+            with contextlib.suppress(OSError):  # `disks` reports it
                 probe = _write_probe(storage)
             yield from node_findings(ask_nodes(str(probe or "")), question()("")["versions"], storage)
     except ConnectionError as error:
@@ -122,8 +122,8 @@ def node_findings(nodes: Sequence[NodeFacts], here: Mapping[str, str], storage: 
     """Yield the findings of each node.
 
     Args:
-      here: versions of the driver, which those of the nodes must equal.
-      storage: a folder that all of them should see.
+      here: versions on the driver, which the nodes' versions must match (see `_core`).
+      storage: a folder that all nodes should see.
     """
     for node in nodes:
         if node.error:

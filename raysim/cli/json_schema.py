@@ -11,7 +11,7 @@ from raysim.config import Config
 from raysim.config.faults import options_model
 from raysim.config.schema import key
 
-#: `module:function` of the user's own.
+#: Pattern of a function of the user, `module:function`.
 OWN = "^[^:]+:[^:]+$"
 
 
@@ -22,7 +22,7 @@ class ConfigFile(Config):
 
 
 def json_schema() -> Settings:
-    """The schema of a file: of all groups and keys, and of the methods with their options."""
+    """Return the schema of a configuration file: all groups and keys, and the methods with their options."""
     schema = ConfigFile.model_json_schema()
     schema["properties"]["methods"]["items"] = {"$ref": "#/$defs/Method"}
     schema["$defs"]["Method"] = _method_schema()
@@ -30,7 +30,7 @@ def json_schema() -> Settings:
 
 
 def _method_schema() -> Settings:
-    """A method: its name, or {name: {option: value}}."""
+    """Return the schema of a method: a name, or {name: {option: value}}."""
     options = {}
     for name, make in sorted(METHODS.items()):
         of_one = options_model(make).model_json_schema(ref_template="#/$defs/{model}")

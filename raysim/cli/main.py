@@ -39,7 +39,7 @@ def common_options(
         bool, Option("--version", is_eager=True, callback=_show_version, help="print the version and stop")
     ] = False,
 ) -> None:
-    """What goes before the verb."""
+    """Declare the options before the verb, and install the display of warnings."""
     warnings.showwarning = shown_once()
 
 
@@ -79,7 +79,7 @@ def run(
         if parsed is not None and not parsed.is_serial():
             from raysim.engine.ray.session import ray_ahead
 
-            stack.enter_context(ray_ahead())  # what is checked from here on, with PyTorch, is seldom at fault
+            stack.enter_context(ray_ahead())  # Ray starts early: the checks from here on seldom fail
         progress = Progress(command_began())
         with progress.line as line:
             told = line.listener()
@@ -291,8 +291,8 @@ def doctor(
 
 
 def main() -> None:
-    """Turn errors into one message and a status, without a traceback for errors that users can fix."""
-    # Modules of the current folder are found as `python -m raysim` finds them.
+    """Run the command; turn errors into a message and an exit status, without printing a traceback."""
+    # Modules in the current folder can be imported, as with `python -m raysim`.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

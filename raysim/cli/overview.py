@@ -22,13 +22,14 @@ from raysim.config import located_path
 from raysim.folders.filesystems import FAILURES, Stamp, reached_folder, stamps
 from raysim.folders.run_folder import MARKS, RunFolder
 
-#: The small files that tell how far a run is, and which folder is a sweep's.
+#: Small files that show a run's progress, or that a folder belongs to a sweep.
 TELLING = {"config.yaml", "progress.csv", "sweep.yaml", "records.sha256", *MARKS}
 
 
 class RunProgress(NamedTuple):
-    """Progress of a run. rounds: of all; score: last main metric, in words; changed_s: time of the last change,
-    since 1970.
+    """Progress of a run.
+
+    rounds: number of all rounds; score: last main metric, as text; changed_s: time of the last change, since 1970.
     """
 
     name: str
@@ -45,7 +46,7 @@ def show_places(places: Sequence[str]) -> None:
     Args:
       places: folders and URIs.
     Raises:
-      DataError: a place without runs, or that cannot be read.
+      DataError: a place has no runs, or cannot be read.
     """
     for place in places:
         with _telling_files(place) as (folder, changed):
@@ -54,7 +55,7 @@ def show_places(places: Sequence[str]) -> None:
 
 @contextmanager
 def _telling_files(place: str) -> Iterator[tuple[Path, Mapping[str, Stamp]]]:
-    """(a folder with the files that tell how far runs are, the stamps of all files at the place)."""
+    """Yield (folder with the files in `TELLING`, stamps of all files at the place)."""
     if not is_uri(place):
         folder = located_path(Path(place))
         if not folder.is_dir():
@@ -71,8 +72,8 @@ def _telling_files(place: str) -> Iterator[tuple[Path, Mapping[str, Stamp]]]:
 
 
 def _runs_table(place: str, folder: Path, changed: Mapping[str, Stamp]) -> Table:
-    """A row a run; a row a sweep where the place is not the sweep itself."""
-    newest_s: Counter[str] = Counter()  # the last change in each folder
+    """Return a table with a row per run, and a single row per sweep unless the place is the sweep itself."""
+    newest_s: Counter[str] = Counter()  # time of the last change in each folder
     for name, (_, at_ns) in changed.items():
         for parent in PurePosixPath(name).parents:
             newest_s[str(parent)] = max(newest_s[str(parent)], at_ns // 10**9)
@@ -105,5 +106,5 @@ def _progress(place: str, files: RunFolder, folder: Path, newest_s: Mapping[str,
         return RunProgress(name, "damaged", 0, 0, "", at_s)
     column = f"server/{main_of(rows[0] if rows else ())}"
     scores = [f"{column.removeprefix('server/')} {float(row[column]):.4f}" for row in rows if row.get(column)]
-    rounds = max(rounds, len(rows))  # a method may work in a round behind the last
+    rounds = max(rounds, len(rows))  # a method may add a round after the last one
     return RunProgress(name, files.status.name, len(rows), rounds, scores[-1] if scores else "", at_s)

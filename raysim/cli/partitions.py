@@ -33,7 +33,7 @@ class DrawnPartition:
 
 
 def draw_and_print(raw: Mapping[str, object], source: str, folder: Path) -> None:
-    """Draw the partitions, write them below the folder, and print their numbers. Raises as `partitions` and `write`."""
+    """Draw partitions, write them below the folder, and print their sizes. Raises as `partitions` and `_write`."""
     with LiveLine() as line:
         line.step(f"drawing the partitions of {source}")
         drawn = partitions(raw, source)
@@ -51,10 +51,10 @@ def draw_and_print(raw: Mapping[str, object], source: str, folder: Path) -> None
 
 
 def partitions(raw: Mapping[str, object], source: str) -> list[DrawnPartition]:
-    """The different partitions of a file's run, or of the grid of its sweep.
+    """Return the distinct partitions of a file's run, or of the grid of its sweep.
 
     Raises:
-      ConfigError, DataError: a fault in the file, in one of its trials or in a set.
+      ConfigError, DataError: a fault in the file, in a trial or in a data set.
     """
     different: dict[str, tuple[Mapping[str, object], SetInfo, Manifest]] = {}
     validates = uses_validation(raw)
@@ -65,7 +65,7 @@ def partitions(raw: Mapping[str, object], source: str) -> list[DrawnPartition]:
             raise DataError(f"trial {trial.name}: {error.what}", error.where, error.mend) from error
         different.setdefault(manifest.checksum, (trial.values, info, manifest))
     values = [chosen for chosen, _, _ in different.values()]
-    axes = differing(values)  # some trials lack one, see `tune.only`
+    axes = differing(values)  # some trials lack an axis, see `tune.only`
 
     def name(chosen: Mapping[str, object]) -> str:
         telling = {axis: chosen[axis] for axis in axes if axis in chosen}
@@ -83,7 +83,7 @@ def _trials(raw: Mapping[str, object], source: str) -> Iterable[sweep.Trial]:
 
 
 def _without_ranges(raw: Mapping[str, object]) -> Settings:
-    """Return the file without ranges of the sweep that no partition depends on."""
+    """Return the file's settings without ranges of the sweep that do not affect partitions."""
     listed = copy.deepcopy(dict(raw))
     tune = listed.get("tune")
     if not isinstance(tune, dict):
@@ -99,7 +99,7 @@ def _without_ranges(raw: Mapping[str, object]) -> Settings:
 
 
 def _write(partition: DrawnPartition, folder: Path) -> Path:
-    """Write partition.json, partition.csv, examples.csv, partition.png and validation.png below the folder; returns where.
+    """Write partition.json, partition.csv, examples.csv, partition.png and validation.png; return their folder.
 
     Raises:
       DataError: the folder cannot be written.

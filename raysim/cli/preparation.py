@@ -23,9 +23,9 @@ def prepare_and_print(
     """Convert a set to Arrow and report the result; without a name, list the known sets.
 
     Args:
-      files: folder (or file) with the source files; root: folder for prepared sets, from the home folder on.
+      files: folder (or file) with the source files; root: folder for prepared sets, relative to the home folder.
     Raises:
-      DataError: as `prepare`.
+      DataError: in the same cases as `prepare`.
     """
     if name is None:
         out.print("`raysim prepare NAME --root FILES` converts a set to Arrow. Known sets:")
@@ -53,10 +53,10 @@ def prepare_and_print(
 
 
 def _known_sets(root: Path) -> dict[str, str]:
-    """Return a line for each set; larger sizes share the line of the smallest.
+    """Return name -> description of each set; larger sizes of a set are named in the line of the smallest size.
 
     Args:
-      root: where prepared sets are.
+      root: folder of prepared sets.
     """
     lines: dict[str, str] = {}
     for name, source in SOURCES.items():
@@ -74,12 +74,12 @@ def _print_set(info: SetInfo, root: Path) -> None:
     """Print a prepared set, and a configuration for training on it.
 
     Args:
-      root: as it was given: what `data.root` has to be in a run from the same folder.
+      root: folder as given by the user, which is the value of `data.root` in a run from the same folder.
     """
     in_domains = f", {len(info.domains)} domains" if info.domains else ""
     inputs = f"{info.num_examples} {'images' if info.is_images else 'inputs'} {info.shape}"
     say(f"{info.name}: {inputs}, {_outputs(info)}{in_domains}, sha256 {info.checksum[:16]}")
-    if info.name in FACTS and info.read_from:  # older versions did not check, nor write down what they read
+    if info.name in FACTS and info.read_from:  # older versions neither checked nor recorded sources
         parts = "examples, classes, pixels" if info.is_images and not info.resize else "examples, classes"
         out.print(f"checked: {parts} as in {FACTS[info.name].source}", markup=False)
     if info.reading:
@@ -99,7 +99,7 @@ def _print_set(info: SetInfo, root: Path) -> None:
 
 
 def _outputs(info: SetInfo) -> str:
-    """What the targets of a set are, in words."""
+    """Return a description of a set's targets."""
     if info.task == "regression":
         return f"regression of {', '.join(info.classes)}"
     return f"{len(info.classes)} {'outputs' if ':' in info.task else info.task}"

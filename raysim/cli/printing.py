@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
-    """Print the outcomes of a sweep's trials, and return the exit status: 0, or 1 where a trial has no result."""
+    """Print the outcomes of a sweep's trials, and return the exit status.
+
+    The status is 1 if a trial is unfinished or no trial recorded the sweep's metric, else 0.
+    """
     from raysim.tuning.outcome import best_trial, ranked
 
     if trials := ranked(sweep, outcomes):
@@ -49,7 +52,7 @@ def show_sweep(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> int:
 
 
 def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[str, Outcome]) -> Table:
-    """Table of the best trials: varying labels, last and best score, headlines.
+    """Return a table of the best trials: varying labels, last and best score, headlines.
 
     Rounds are counted from 1.
     """
@@ -103,7 +106,7 @@ def _best_round(end: Outcome) -> str:
 
 
 def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
-    """All of `raysim calibrate`: check, run, fit, write, and print the table beside the paper's.
+    """Run `raysim calibrate`: check, run, fit, write, and print the table beside the paper's table.
 
     Args:
       raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
@@ -134,8 +137,8 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
     """Print tables and conclusions, and write the report.
 
     Args:
-      settings: of the `report` group, from the command line; empty ones are not given.
-      folder: see `default_folder`; nothing is written where there are no paths either.
+      settings: settings of the `report` group from the command line; empty values are ignored.
+      folder: folder of the report, by default `default_folder`; without folder and paths nothing is written.
     """
     from raysim.reporting.build import make_report
     from raysim.reporting.document import conclusions

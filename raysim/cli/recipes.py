@@ -18,10 +18,10 @@ from raysim.config.shipped import KINDS, RECIPES, kind_folder, shipped_file, shi
 
 
 def show(name: str | None, target: str | None, *, is_copy: bool) -> None:
-    """`raysim recipes`: the list of all recipes or of a kind, the text of one file, or copies.
+    """Print the list of all recipes or of a kind, or the text of a file; or copy files (`raysim recipes`).
 
     Raises:
-      ConfigError, DataError: as `copy`; a target without a copy.
+      ConfigError, DataError: in the same cases as `copy`; a target without `is_copy`.
     """
     if target is not None and not is_copy:
         raise ConfigError([Fault(target, "a file or folder has effect with --copy only; add it")], "the command line")
@@ -40,7 +40,7 @@ def show(name: str | None, target: str | None, *, is_copy: bool) -> None:
 
 
 def listing(*kinds: str) -> Table:
-    """Names and what they are. Bases, which are no recipes by themselves, are left out."""
+    """Return a table of names and descriptions. Base files, which are not complete recipes, are left out."""
     table = Table("name", "what", box=None, pad_edge=False)
     for kind in kinds:
         for name, file in shipped_files(kind).items():
@@ -50,8 +50,9 @@ def listing(*kinds: str) -> Table:
 
 
 def summary(file: Path) -> str:
-    """Return a file's description: the first sentence of the first comment or docstring; for a published table, its
-    metric.
+    """Return a file's description: the first sentence of its first comment or docstring.
+
+    A published table is described by its number of values and its metrics.
     """
     text = file.read_text()
     if file.suffix == ".csv":
@@ -69,10 +70,11 @@ def copy(name: str, target: str | None) -> list[Path]:
     """Copy a file with the files of its `base` chain, or all files of a kind; return the copies.
 
     Args:
-      name: of a file, with its kind or without; or a kind.
-      target: file or folder; by default the file's own name in the working directory, and a kind's own folder there.
+      name: name of a file, with or without its kind; or a kind.
+      target: file or folder of the copy; by default the name of the file, or of the kind's folder, in the working
+        directory.
     Raises:
-      ConfigError: unknown name, or another file is there already. DataError: a copy cannot be written.
+      ConfigError: unknown name, or a different file exists already. DataError: a copy cannot be written.
     """
     copies = _copies_of_kind(name, target) if name in KINDS else _copies_of_file(name, target)
     others = [path for path, file in copies.items() if path.exists() and not filecmp.cmp(path, file, shallow=False)]
@@ -86,7 +88,7 @@ def copy(name: str, target: str | None) -> list[Path]:
 
 
 def _copies_of_kind(kind: str, target: str | None) -> dict[Path, Path]:
-    """Copy -> file, in the folders that the files have below the kind's."""
+    """Return copy -> file for a kind; the copies have the same subfolders as the files."""
     folder = Path(target or kind_folder(kind).name)
     return {folder / file.relative_to(kind_folder(kind)): file for file in shipped_files(kind).values()}
 
@@ -103,6 +105,6 @@ def _copies_of_file(name: str, target: str | None) -> dict[Path, Path]:
 
 
 def _bases(file: Path) -> list[Path]:
-    """The base files of a file, the nearest first."""
+    """Return the base files of a file, nearest first."""
     base = yaml.safe_load(file.read_text()).get("base")
     return [file.parent / base, *_bases(file.parent / base)] if base else []

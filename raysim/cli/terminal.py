@@ -33,7 +33,7 @@ MOST_ROWS = 10
 
 
 class Visible(RenderHook):
-    """Control characters in what is printed, as in a label of somebody else's run, are shown and not sent."""
+    """Render hook that prints control characters, as in labels of another user's run, as visible text."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Shown(each) if not isinstance(each, Control) else each for each in renderables]
@@ -55,7 +55,7 @@ for _console in (out, err):
 
 
 def print_table(table: Table) -> None:
-    """Print a table; without squeezing or filling in a pipe or a file."""
+    """Print a table; in a pipe or a file, columns are not squeezed and lines not padded."""
     if out.is_terminal:
         out.print(table)
         return
@@ -66,14 +66,14 @@ def print_table(table: Table) -> None:
 
 
 def first_of(lines: Sequence[str], where: str = "") -> list[str]:
-    """Return the first `MOST_ROWS` lines, and the number of the others. where: what a reader does to see the others."""
+    """Return the first `MOST_ROWS` lines, and a line with the number of other lines. where: how to see the rest."""
     num_more = len(lines) - MOST_ROWS
     more = [f"{num_more} more{', ' * bool(where)}{where}"] if num_more > 0 else []
     return [*lines[:MOST_ROWS], *more]
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a reader takes them: "40 s", "12 min", "3.5 h", "2.5 d"."""
+    """Return seconds in a readable unit: "40 s", "12 min", "3.5 h", "2.5 d"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -87,10 +87,10 @@ def say(line: str) -> None:
 
 
 def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> Table:
-    """Table of a finished run's scores; rounds are counted from 1.
+    """Return a table of a finished run's scores; rounds are counted from 1.
 
     Args:
-      seconds: that the user waited; None for a run that was finished before.
+      seconds: seconds that the user waited; None for a run that was finished before this command.
     """
     from raysim.config import methods_label
 
@@ -104,7 +104,7 @@ def run_table(folder: Path | None, summary: Settings, seconds: float | None) -> 
     if last is not None:
         table.add_row("last", f"{last:.4f}", f"round {summary['rounds']}")
         table.add_row("best", f"{best:.4f}", round_name(summary["best_round"]))
-        if late is not None:  # none: the run ended long after an evaluation
+        if late is not None:  # None if the last 10 % of the rounds have no evaluation
             table.add_row("mean of the last 10 %", f"{late:.4f}", "")
     for name, value in summary.get("headlines", {}).items():
         table.add_row(escape(name), f"{value:.4g}", "")
@@ -127,7 +127,7 @@ class LiveLine:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a line takes the place of the one before."""
+        """Whether a new line replaces the previous line."""
         return out.is_jupyter or (out.is_terminal and not out.is_dumb_terminal)
 
     def listener(self) -> Listener:
@@ -135,11 +135,11 @@ class LiveLine:
         return Listener(self.say, self.note, self.step, self.show if self.is_replaced else None)
 
     def note(self, text: str) -> None:
-        """A remark that stays, apart from the output."""
+        """Print a permanent remark on stderr."""
         err.print(text, markup=False)
 
     def step(self, text: str) -> None:
-        """A part of the work begins."""
+        """Show that a part of the work begins."""
         if self.is_replaced:
             self.show(text)
         else:
@@ -154,10 +154,10 @@ class LiveLine:
             say(text)
 
     def show(self, text: str, *, is_last: bool = False) -> None:
-        """How far it is; only where a line can be replaced.
+        """Show progress; has no effect where lines cannot be replaced.
 
         Args:
-          is_last: in a notebook this text stays, unless another one comes that does.
+          is_last: whether a notebook shows this text after `close`, unless a later text with `is_last` replaces it.
         """
         if not self.is_replaced:
             return
@@ -167,14 +167,14 @@ class LiveLine:
         elif self._status is not None:
             self._status.update(escape(visible(text)))
         else:
-            # More often would slow a serial run down.
+            # A higher refresh rate would slow down a serial run.
             status = Status(escape(visible(text)), console=out, refresh_per_second=4)
             with suppress(LiveError):  # another thread has the terminal's one live line
                 status.start()
                 self._status = status
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line; a notebook then shows the last text with `is_last`."""
         if self._notebook_line is not None:
             _shown(self._last, self._notebook_line)
         if self._status is not None:
@@ -189,7 +189,7 @@ class LiveLine:
 
 
 class Progress:
-    """How far a run is: a live line on a terminal and in a notebook; elsewhere a line a step, and at most a hundred rounds.
+    """Progress of a run: a live line on a terminal or in a notebook; elsewhere a line per step and up to 199 rounds.
 
     Rounds are counted from 1.
     """
@@ -198,11 +198,11 @@ class Progress:
         self._began = self._rounds_began = time.monotonic() if began is None else began
         self.line = LiveLine()
         self._first, self._total = 0, 0
-        self.has_rounds = False  # that this process runs
+        self.has_rounds = False  # whether this process runs any round
         self._score, self._evaluated = "", 0
 
     def start(self, folder: Path, first_round: int, num_rounds: int) -> None:
-        """The rounds begin; first_round: index of the first one."""
+        """Print that the rounds begin; first_round: index of the first round."""
         self._first, self._total, self.has_rounds = first_round, num_rounds, first_round < num_rounds
         self._rounds_began = time.monotonic()
         from raysim.folders.run_folder import RunFolder
@@ -219,7 +219,7 @@ class Progress:
         self.line.show(f"round {first_round + 1}/{num_rounds}")
 
     def round(self, record: RoundRecord) -> None:
-        """A round has ended."""
+        """Show the result of a round that has ended."""
         number = record.round_index + 1
         main = main_of(record.metrics)
         if f"server/{main}" in record.metrics:
@@ -242,7 +242,7 @@ class Progress:
 
 
 def _trainers(run: RunFolder) -> str:
-    """Describe the trainers, from env.json; the bits of a run depend on the device and the number of threads."""
+    """Describe the trainers, from env.json; a run's exact result depends on device and number of threads."""
     taken = run.read_json(run.environment)["resources"]
     count, threads = taken["trainers"], taken["threads_per_trainer"]
     each = "1 thread" if threads == 1 else f"{threads} threads"
@@ -252,7 +252,7 @@ def _trainers(run: RunFolder) -> str:
 
 
 def _shown(line: str, place: Any) -> Any:
-    """Show a line of a notebook in the place of the one before; returns the place."""
+    """Show a line in a notebook in place of the previous line; return the handle of the line."""
     from IPython.display import Pretty, display
 
     if place is None:
@@ -262,7 +262,7 @@ def _shown(line: str, place: Any) -> Any:
 
 
 def command_began() -> float:
-    """When this process started, on the clock of time.monotonic: the user waits for Python and PyTorch as well."""
+    """Return when this process started, by time.monotonic: the user's wait includes the import of PyTorch."""
     import psutil
 
     return time.monotonic() - (time.time() - psutil.Process().create_time())

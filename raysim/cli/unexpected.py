@@ -43,7 +43,7 @@ def told(error: Exception) -> tuple[str, int]:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the message of an error whose traceback was written to a file."""
+    """Return the message of an unexpected error; its traceback is written to a file unless the disk refuses writes."""
     unwritable = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     if isinstance(error, OSError) and error.errno in unwritable:
         remedy = "Free space, or set storage and data.root to writable folders"
@@ -53,7 +53,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _kept(error: BaseException) -> str:
-    """The place of a file with the traceback, in words; nothing where none can be written."""
+    """Write the traceback to a file and return the file's path in words; "" if no file can be written."""
     text = masked("".join(traceback.format_exception(error)))
     name = time.strftime(f"raysim-error-%Y%m%d-%H%M%S-{os.getpid()}.txt")
     for folder in (Path.cwd(), Path(tempfile.gettempdir())):
@@ -64,7 +64,7 @@ def _kept(error: BaseException) -> str:
 
 
 def shown_once() -> Callable[..., None]:
-    """A setting left out is a line for users, printed once; other warnings are for programmers, with their place."""
+    """Return a function that shows warnings: an ignored setting once, as a note; other warnings with their place."""
     lines: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *place: Any) -> None:

@@ -29,21 +29,23 @@ from raysim.reporting.tables import ACCURACY, Cell, cells_of, make_tables, other
 
 T = TypeVar("T")
 
-#: Settings of the group that are lists; several sweeps join theirs.
+#: List-valued settings of the group; lists of several sweeps are joined.
 LISTS = ("columns", "ignore", "published", "figures")
 
 
 def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the command line") -> ReportContents:
-    """Read runs and published tables, average, rank and test. Upper bounds (joint training) are neither ranked nor tested.
+    """Return the contents of a report from run directories and published tables: averages, ranks and tests.
 
-    A row or column that the runs lack is a fault if the command line (`source`) names it. In a recipe it becomes a note: a row
-    may be missing because its runs are not finished yet, and the rest of the report can be made.
+    Upper bounds (joint training) are neither ranked nor tested. A row or column that the runs lack is a fault if the
+    command line (`source`) names it. If a recipe names it, a note is added: the row's runs may be unfinished, and the
+    rest of the report can be made.
 
     Args:
-      paths: run directories or folders of runs; none: the numbers of published tables alone.
-      given: settings of the `report` group that override the recipe's; source: where they come from, for messages.
+      paths: run directories or folders of runs; without paths, the report has only the numbers of published tables.
+      given: settings of the `report` group that override the recipe's; source: origin of the settings, for messages.
     Raises:
-      ConfigError: settings that name what is not there. DataError: no finished run, or two runs of one cell and seed.
+      ConfigError: a setting names an unknown row, label or table. DataError: no finished run, or two runs of one cell
+        and seed.
     """
     runs = find_runs(paths)
     group, notes = _without_code(settings(runs, given, source), given)
@@ -79,7 +81,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     if runs and target is not None:
         extras += costs(tables, group.rows, target)
     if any(run.claimed for run in finished):
-        beside = []  # shares of layers have no labels of a set that published ones have, too
+        beside = []  # published shares of layers are matched without the data set, which differs for a claimed one
     if "selection" in kinds(group.figures):
         extras += selections(tables, group.rows, beside)
     pairs = pairs_of(tables, subject, baseline)
@@ -101,7 +103,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
 
 
 def _without_code(group: ReportGroup, given: Settings) -> tuple[ReportGroup, list[str]]:
-    """The group without figures of code that only files of runs name, and a note about each."""
+    """Return the group without figures of user code named only in files of runs, and a note about each figure."""
     code = [name for name in group.figures or () if ":" in name] if "figures" not in given else []
     notes = [f"Figure `{name}` is code that the runs name: give the name to the report to draw it." for name in code]
     figures = group.figures and [name for name in group.figures if name not in code]
@@ -109,16 +111,16 @@ def _without_code(group: ReportGroup, given: Settings) -> tuple[ReportGroup, lis
 
 
 def _beside(theirs: Sequence[Published], group: ReportGroup, measure: ReportMetric) -> list[Published]:
-    """Published cells that stand beside the numbers of runs: accuracies beside accuracies only.
+    """Return the published cells to show beside the runs; published accuracies only if the metric is an accuracy.
 
-    The accuracy on a further test set is a published one only where a label of the report says which.
+    Accuracy on a further test set is compared with published accuracies only if `report.metrics` gives it a label.
     """
     is_theirs = measure.is_accuracy and (bool(group.metrics) or measure.column == "server/accuracy")
     return [cell for cell in theirs if is_theirs or cell.metric not in (*ACCURACIES, *GAINS)]
 
 
 def _cells_of_papers(theirs: Sequence[Published], group: ReportGroup, source: str) -> list[Cell]:
-    """The accuracies of published tables. Raises ConfigError: no table is named. DataError: there are none in them."""
+    """Return the accuracies of published tables. Raises ConfigError: no table is named. DataError: no accuracy."""
     if not theirs:
         raise ConfigError([Fault("report", "give run directories, or --published NAME")], source)
     cells = published_cells(theirs)
@@ -128,7 +130,7 @@ def _cells_of_papers(theirs: Sequence[Published], group: ReportGroup, source: st
 
 
 def _with_known_columns(group: ReportGroup, cells: Sequence[Cell], given: Settings, notes: list[str]) -> ReportGroup:
-    """The group without column labels of a recipe that no cell has, and a note about them."""
+    """Return the group without a recipe's column labels that no cell has; add a note about the dropped labels."""
     known = {key for cell in cells for key in cell.labels}
     lacking = [] if "columns" in given else [name for name in group.columns if name not in known]
     if lacking:
@@ -149,16 +151,18 @@ def _finished(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 def _recorded(
     runs: list[ReportedRun], group: ReportGroup, metrics: Sequence[tuple[object, ReportMetric]], notes: list[str]
 ) -> list[ReportedRun]:
-    """Keep runs with a finite value of at least one metric; the rest becomes a note.
+    """Return the runs that recorded a metric and only finite values; add notes about the other runs.
+
+    If no run recorded a metric, all runs are kept: `score` reports the metric later.
 
     Raises:
-      DataError: no run is left whose numbers are finite.
+      DataError: no run is left.
     """
     scores = {run.folder: [metric.score(run) for _, metric in metrics] for run in runs}
     recorded = {run.folder: [each for each in scores[run.folder] if each is not None] for run in runs}
     lacking = [run for run in runs if not recorded[run.folder]]
     diverged = [run for run in runs if not all(map(math.isfinite, recorded[run.folder]))]
-    lacking = lacking if len(lacking) < len(runs) else []  # what the metric might be called is told where it is read
+    lacking = lacking if len(lacking) < len(runs) else []  # `score` raises later, and names similar metrics
     for place, (_, metric) in enumerate(metrics if len(metrics) > 1 else ()):
         without = sum(scores[run.folder][place] is None for run in runs if run not in lacking)
         if without:
@@ -175,9 +179,9 @@ def _recorded(
 
 
 def _metrics(group: ReportGroup, runs: Sequence[ReportedRun]) -> list[tuple[dict[str, Label], ReportMetric]]:
-    """Return (additional label, metric) of each number that makes a cell."""
+    """Return (additional labels, metric) for each cell that a run makes."""
     named: list[tuple[dict[str, Label], str]] = [({}, group.metric or DEFAULT)]
-    for label, metrics in group.metrics.items():  # one at most
+    for label, metrics in group.metrics.items():  # at most one label
         named = [({label: value}, name) for value, name in metrics.items()]
     cells = [(more, ReportMetric(name, _direction(name, group.mode, runs))) for more, name in named]
     if len({(metric.mode, metric.is_share) for _, metric in cells}) > 1:
@@ -188,7 +192,7 @@ def _metrics(group: ReportGroup, runs: Sequence[ReportedRun]) -> list[tuple[dict
 
 
 def _direction(name: str, mode: Direction | None, runs: Sequence[ReportedRun]) -> Direction:
-    """Which values of a metric are better. Of a metric that no run has, another message says so later."""
+    """Return which values of a metric are better; "max" for a metric that no run has, which is reported later."""
     try:
         return direction_of(name, mode, key="report.mode")
     except ConfigError:
@@ -198,9 +202,9 @@ def _direction(name: str, mode: Direction | None, runs: Sequence[ReportedRun]) -
 
 
 def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> ReportGroup:
-    """The `report` group: the given settings, then those of the sweeps (or of the runs outside of sweeps).
+    """Return the `report` group: given settings override the settings of sweeps and of runs outside sweeps.
 
-    Without runs, those of the recipes whose published tables are asked for: their rows are compared as the recipe's are.
+    Without runs, the settings of the recipes in `published` apply, so that rows are compared as in the recipe.
 
     Raises:
       ConfigError: a fault in a group, or sweeps that contradict each other.
@@ -216,11 +220,11 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
                 faults.append(Fault(f"report.{key}", message))
     refuse(faults, "the recipes of the runs")
     if "baseline" in given and "against" not in given:
-        merged.pop("against", None)  # every row is to be tested against the baseline, not the recipe's row against all
+        merged.pop("against", None)  # tests every row against the baseline, not the recipe's row against all rows
     if "metric" in given and "metrics" not in given:
         merged.pop("metrics", None)
     if "metric" in given and given["metric"] != merged.get("metric"):
-        merged.pop("mode", None)  # it is that of the recipe's metric
+        merged.pop("mode", None)  # the mode belongs to the recipe's metric
     for key in left_idle({"report": {**merged, **given}}, Config, ({"report": given}, {"report": merged})):
         merged.pop(key.removeprefix("report."), None)
     chosen = _parsed({**merged, **given}, source, is_given="figures" in given)
@@ -236,7 +240,7 @@ def _sources(runs: Sequence[ReportedRun], given: Settings) -> dict[str, Settings
     for run in runs:
         files = [folder / "sweep.yaml" for folder in list(run.folder.parents)[:2]]
         sweep = next((file for file in files if file.is_file()), None)
-        if sweep is None:  # its own file has every key, with its default
+        if sweep is None:  # a run's config.yaml has every key, including defaults
             place = str(run.folder / "config.yaml")
             sources[place] = _group_of(run.config, place, given, has_defaults=True)
         elif str(sweep) not in sources:
@@ -248,9 +252,9 @@ def _sources(runs: Sequence[ReportedRun], given: Settings) -> dict[str, Settings
 
 
 def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool = False) -> Settings:
-    """The `report` group of a configuration; a sweep's trials are reported by what they were compared by.
+    """Return the `report` group of a configuration; without a metric in the group, `tune.metric` applies.
 
-    `has_defaults`: whether it holds every key, so that a default counts as not set."""
+    `has_defaults`: whether the configuration holds every key, so that a default counts as unset."""
     parsed = _parsed(raw.get("report"), place)
     group = parsed.model_dump(exclude_none=True, exclude_unset=not has_defaults, exclude_defaults=has_defaults)
     tune, default = raw.get("tune") or {}, TuneGroup().metric
@@ -260,10 +264,10 @@ def _group_of(raw: Settings, place: str, given: Settings, *, has_defaults: bool 
 
 
 def _parsed(raw: object, source: str, *, is_given: bool = False) -> ReportGroup:
-    """The `report` group, the names of its figures checked too; a recipe among `published` stands for its tables.
+    """Return the `report` group with figure names checked; a recipe in `published` is replaced by its tables.
 
     Args:
-      is_given: whether whoever reports gave these figures: code that files of runs name is not imported.
+      is_given: whether the caller gave the figures; user code named only in files of runs is not imported.
     """
     group = parse_report(raw, source)
     names = [table for name in group.published for table in (tables_of(name) if is_recipe_name(name) else [name])]

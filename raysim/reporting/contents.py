@@ -48,15 +48,15 @@ class Extra:
 
 @dataclass(frozen=True)
 class ReportContents:
-    """Everything that a report says.
+    """Contents of a report.
 
     Attributes:
-      theirs: cells of the published tables that were asked for.
+      theirs: published cells that are shown beside the runs.
       subject, baseline: rows of the group's `against` and `baseline`, if the tables have them.
-      others: for each table the same runs by the other of last and best accuracy, if it is one of these.
-      extras: further tables beside those of the metric.
-      changed: what of the published numbers' recipe was changed, see `raysim.reporting.runs`.
-      printed: what the published numbers are.
+      others: tables of best accuracy if the metric is last accuracy, and the reverse; empty for other metrics.
+      extras: further tables: averages, times, costs, and choices of layers.
+      changed: settings that differ from the recipe of the published numbers, see `changed_settings`.
+      printed: the accuracy that the papers print, in words.
       by_table: tests over tables; by_seed: title of a table -> tests over its seeds.
     """
 
@@ -92,7 +92,7 @@ class ReportContents:
 
     @property
     def axis(self) -> str:
-        """The text beside the axis of a figure: the metric, or the beginning that all of `report.metrics` share, and the unit."""
+        """Axis label of figures: the metric, or the common beginning of all `report.metrics`, with the unit."""
         names = [ReportMetric(name).quantity for every in self.group.metrics.values() for name in every.values()]
         parts = zip(*(name.split("_") for name in names), strict=False)
         shared = "_".join(part for part, *others in itertools.takewhile(lambda each: len({*each}) == 1, parts))
@@ -104,7 +104,7 @@ class ReportContents:
         if not self.runs:
             return f"{self.metric[0].upper()}{self.metric[1:]}, in %"
         title = self.measure.title
-        is_name = self.measure.words == self.measure.name  # of a column, which is no sentence
+        is_name = self.measure.words == self.measure.name  # a column's name keeps its case
         return title if is_name else title[0].upper() + title[1:]
 
     @property
@@ -113,19 +113,19 @@ class ReportContents:
 
     @cached_property
     def styles(self) -> Styles:
-        """How each row is drawn, in all figures alike; the subject's line is thicker."""
+        """Style of each row in all figures; the subject's line is thicker."""
         return styles_of(all_rows(self.tables), self.subject)
 
 
-#: What stands above the table of the other accuracy.
+#: Caption of the tables in `ReportContents.others`.
 CHOSEN = "The same runs. The best round is selected on the test set; the last round is not."
 
-#: How the published tables call the unit of relative times.
+#: Metrics of relative times in published tables.
 TIMES = ("time_rel_fedavg",)
 
 
 def other_accuracy(tables: Sequence[Table], rows: str, runs: Sequence[ReportedRun]) -> Iterator[Extra]:
-    """The last accuracies beside tables of the best ones, or the reverse; nothing beside other metrics.
+    """Yield tables of last accuracy for tables of best accuracy, and the reverse; nothing for other metrics.
 
     Args:
       rows: the label of the rows; runs: all runs of the tables.
@@ -147,7 +147,7 @@ def other_accuracy(tables: Sequence[Table], rows: str, runs: Sequence[ReportedRu
 
 
 def relative_times(tables: Sequence[Table], rows: str, baseline: str, theirs: Sequence[Published]) -> Iterator[Extra]:
-    """Training seconds per round of each cell over the baseline row's in the same column, paired by seed.
+    """Yield tables of training seconds per round, divided by the baseline row's in the same column, paired by seed.
 
     Args:
       rows: the label of the rows.
@@ -185,7 +185,7 @@ def _beside(ratio: float | None, printed: Published | None) -> str:
 
 
 def mean_train_seconds(folder: Path) -> float | None:
-    """Mean seconds of training in a round, without the first one, in which everything is started and compiled."""
+    """Return mean training seconds per round, without the first round, which includes start-up and compilation."""
     seconds = list(recorded(folder, "system/train_s").values())[1:]
     return float(np.mean(seconds)) if seconds else None
 
@@ -193,7 +193,7 @@ def mean_train_seconds(folder: Path) -> float | None:
 def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cell]]]:
     """Return column -> rows present in the most tables, best average first. Bounds are left out.
 
-    A column that only one table has, or only one such row, is left out.
+    A column is left out if none of its rows is in two tables, or if only one row is in the most tables.
     """
     means, bounds = averages_of(tables), upper_bounds(tables)
     sign = -1 if tables[0].metric.mode == "max" else 1
@@ -208,7 +208,7 @@ def best_on_average(tables: Sequence[Table]) -> dict[Column, list[tuple[str, Cel
 
 
 def averages(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
-    """The averages as a table: a line for each row, with the number of tables where not all have it."""
+    """Yield a table of the averages: a line per row, with the number of tables if some tables lack the row."""
     means, best = averages_of(tables), {column: rows[0][1] for column, rows in best_on_average(tables).items()}
     digits, bounds = tables[0].metric.digits, upper_bounds(tables)
     if not best:
@@ -232,7 +232,7 @@ def averages(tables: Sequence[Table], rows: str) -> Iterator[Extra]:
 
 
 class Cost(NamedTuple):
-    """Up to and with the first evaluated round that reached the target."""
+    """Cost up to and including the first evaluated round that reached the target."""
 
     rounds: int
     megabytes: float
@@ -240,21 +240,21 @@ class Cost(NamedTuple):
     simulated_h: float = 0.0
 
 
-#: Unit of each number of a cost in a heading -> digits of their means; the last one only where some run has simulated time.
+#: Unit of each field of `Cost` -> digits of its mean. Simulated hours are shown only if a run has simulated time.
 UNITS = {"rounds": 1, "MB": 1, "s": 1, "simulated h": 3}
 
 
 def cost(folder: Path, column: str, target: float) -> Cost | None:
     """Return a run's cost until a column of progress.csv reached the target; None if never.
 
-    Megabytes are those that clients received and sent; seconds are whole rounds, evaluation included.
+    Megabytes count data that clients received and sent; seconds are of whole rounds, evaluation included.
 
     Args:
       target: in the column's own unit, a fraction for accuracies.
     """
     files = RunFolder(folder)
     every = every_of(files.read_config())
-    # An accuracy is a share of examples: a row reaches its own mean, which came here as percent, whatever rounding did.
+    # The tolerance absorbs the rounding of the conversion from percent, so that a row reaches its own mean.
     reached = next((index for index, value in recorded(folder, column, every).items() if value >= target - 1e-9), None)
     if reached is None:
         return None
@@ -268,11 +268,11 @@ def cost(folder: Path, column: str, target: float) -> Cost | None:
 
 
 def costs(tables: Sequence[Table], rows: str, target: str | float) -> Iterator[Extra]:
-    """A table of the costs for each table: mean and deviation over the seeds that reached the target.
+    """Yield a table of costs for each table: mean and deviation over the seeds that reached the target.
 
     Args:
       rows: the label of the rows.
-      target: accuracy in percent, or the row whose mean accuracy in the same column it is.
+      target: accuracy in percent, or a row, whose mean accuracy in the same column is the target.
     """
     caption = (
         "Rounds, megabytes between server and clients, seconds of complete rounds, and hours of simulated time until the first "
@@ -302,7 +302,8 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
     """Return the target as a number, or the row that sets it.
 
     Raises:
-      ConfigError: a fraction where percent is meant, or more than all. LookupError: no such row.
+      ConfigError: the target is not above 1 and at most 100. LookupError: no such row, or the metric is not a share of
+        which more is better.
     """
     value = number(target)
     if target is not None and tables and not ((metric := tables[0].metric).is_share and metric.mode == "max"):
@@ -316,7 +317,7 @@ def target_of(target: str | float | None, tables: Sequence[Table]) -> str | floa
 
 
 def _entries(cell: Cell | None, level: float, units: Iterable[str]) -> list[Entry]:
-    """The numbers of a cell, by the column of its own metric."""
+    """Return a cell's costs until its own metric reached `level` percent, an entry per unit."""
     costs = [cost(folder, cell.metric.column, level / 100) for folder in cell.folders.values()] if cell else []
     reached = [cost for cost in costs if cost is not None]
     if not reached:
@@ -331,11 +332,11 @@ Shares = dict[str, dict[str, Cell]]
 
 
 def selection_shares(table: Table, theirs: Sequence[Published]) -> Shares:
-    """How often each row chose a layer of each block.
+    """Return how often each row chose layers of each block.
 
-    The percentages of a seed are the means of those of its columns: a data set with more rounds weighs as much as any other.
-    Where a published table has as many stages as there are blocks, they are taken to be the same in the same order, and
-    the blocks get their names.
+    A seed's percentage is the mean over its columns, so that a data set with more rounds has no more weight. If a
+    published table has as many stages as there are blocks, stages and blocks are matched in order, and the stages name
+    the blocks.
     """
     shares: Shares = {}
     for row in table.rows:
@@ -344,7 +345,7 @@ def selection_shares(table: Table, theirs: Sequence[Published]) -> Shares:
         runs = [(seed, percentages) for seed, percentages in runs if len(percentages)]
         if not runs:
             continue
-        # A block that a run does not name was never chosen there.
+        # A block missing from a run was never chosen in that run.
         by_run = pd.concat([percentages for _, percentages in runs], axis=1).fillna(0.0).T
         by_seed = by_run.groupby([seed for seed, _ in runs], sort=False).mean()
         strategy = cells[0].labels.get("strategy")
@@ -373,17 +374,17 @@ def _percentages(folder: Path) -> pd.Series:
 
 
 def _stage_name(cell: Published) -> str:
-    """Table 13's own words: the stage of a bottleneck, else the kind of block."""
+    """Return a block's name in FLFA's table 13: the stage of a bottleneck, else the kind of block."""
     return cell.setting["stage"] if cell.setting["block"] == "Bottleneck" else cell.setting["block"]
 
 
 def choosing(table: Table, shares: Shares) -> list[str]:
-    """The rows that logged their choices."""
+    """Return the rows that logged their choices."""
     return [row for row in table.rows if any(row in cells for cells in shares.values())]
 
 
 def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) -> Iterator[Extra]:
-    """The same as tables: a line for each layer block, a column for each row of the accuracies."""
+    """Yield `selection_shares` as tables: a line per layer block, a column per row that logged its choices."""
     for table in tables:
         shares = selection_shares(table, theirs)
         header = choosing(table, shares)

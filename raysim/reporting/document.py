@@ -18,22 +18,22 @@ from raysim.reporting.runs import ABOUT, default_settings, misnamed
 from raysim.reporting.significance import LEVEL, Comparison, holm, leads
 from raysim.reporting.tables import Cell, Column, Table, all_rows, difference, heading, label_text, text, upper_bounds
 
-#: Settings that say what an experiment was, whether or not they are the defaults, where they count.
+#: Settings that are listed whenever they have an effect, even if they equal the defaults.
 ESSENTIAL = {
     *("rounds", "data.name", "model.name", "cohort.size", "cohort.fraction"),
     *("partition.scheme", "partition.alpha", "partition.num_clients"),
     *("local.lr", "local.epochs", "local.batch_size"),
 }
 
-#: Signs that a status may hold and Markdown takes for markup.
+#: Characters of a status that Markdown would read as markup -> escaped characters.
 SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "|<*"})
 
-#: Groups and keys that are no settings of an experiment.
+#: Groups and keys that are not listed as settings of an experiment.
 OTHERS = ABOUT | {"task", "loggers"}
 
 
 def document(report: ReportContents, figures: Mapping[str, str], notes: Sequence[str]) -> str:
-    """The whole report as Markdown; figures: file name -> caption."""
+    """Return the whole report as Markdown; figures: file name -> caption."""
     parts = [f"# {_title(report)}: {report.metric}\n", "\n".join(f"- {line}" for line in conclusions(report)) + "\n"]
     extras = (f"## {e.title}\n\n{e.caption}\n\n{markdown(e.header, e.lines)}" for e in (*report.others, *report.extras))
     parts += [_settings(report), _tables(report), *extras, _significance(report)]
@@ -57,7 +57,7 @@ def _title(report: ReportContents) -> str:
 
 
 def conclusions(report: ReportContents) -> list[str]:
-    """Plain sentences, all of them computed."""
+    """Return the conclusions as plain sentences, all computed from the numbers."""
     lines = not_labelled(misnamed(report.finished), report.changed)
     lines.append(winners(report.tables, report.subject))
     if len(report.tables) > 1:
@@ -76,7 +76,7 @@ def conclusions(report: ReportContents) -> list[str]:
 
 
 def _settings(report: ReportContents) -> str:
-    """What all finished runs have in common, and the number of seeds."""
+    """Return the section with the common settings of finished runs, settings that differ, and seeds."""
     if not report.finished:
         sources = dict.fromkeys(cell.source for cell in report.theirs)
         return f"## Source\n\nNumbers as published: {'; '.join(sources)}. Nothing here was run.\n"
@@ -106,7 +106,7 @@ def _settings(report: ReportContents) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a setting as text; of a file, the name and folder only."""
+    """Return a setting as text; of an absolute path, only the last folder and the file name."""
     if isinstance(value, str) and Path(value).is_absolute():
         value = str(Path("...", *Path(value).parts[-2:]))
     return text(value) if isinstance(value, str | int | float) else str(value).replace("'", "")
@@ -173,7 +173,7 @@ def _missing(report: ReportContents) -> str:
 
 
 def _environments(report: ReportContents) -> str:
-    """Versions, commits and machines of the finished runs, each with its number of runs where they differ."""
+    """Return the section with versions, commits and machines of finished runs; counts of runs where values differ."""
     facts: dict[str, Counter[str]] = {}
     for run in report.finished:
         for key, value in flatten(run.environment).items():
@@ -196,7 +196,7 @@ def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
 
     Args:
       misnamed: labels that name another data set or model than the runs used.
-      changed: settings that are not those of the recipe that has the published numbers.
+      changed: settings that differ from the recipe of the published numbers.
     """
     reasons = {
         "The tables show the actual settings. Scaled-down runs only show that the recipe works; the numbers that the paper "
@@ -207,7 +207,7 @@ def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
 
 
 def on_average(tables: Sequence[Table]) -> str:
-    """Which rows have the best average over the tables, column by column; rows that print the same number are named together."""
+    """Return a sentence on the rows with the best average over tables, by column; equal printed numbers tie."""
     ranked, metric = best_on_average(tables), tables[0].metric
     best = []
     for column, rows in ranked.items():
@@ -222,11 +222,10 @@ def on_average(tables: Sequence[Table]) -> str:
 
 
 def winners(tables: Sequence[Table], subject: str | None) -> str:
-    """Return a sentence on the number of columns led by a row (by default the most frequent leader), and on the
-    other leaders.
+    """Return sentences on the columns led by the subject (by default the most frequent leader) and by other rows.
 
-    Rows that print the same mean tie. A row is called best only where tests over seeds tell it from every other one.
-    Columns with one row do not count. Upper bounds do not compete; a last sentence names them.
+    Rows that print the same mean tie. A row is called best only if it is significantly better than every other row in
+    tests over seeds. Columns with one row are skipped. Upper bounds are not ranked; a last sentence names them.
     """
     bounds = [row for row in all_rows(tables) if any(row in table.bounds for table in tables)]
     named = f" Upper bound, trained on all examples together and not ranked: {', '.join(bounds)}." if bounds else ""
@@ -238,7 +237,7 @@ def _ranking(tables: Sequence[Table], subject: str | None) -> str:
     if not contests:
         return "No column has two comparable rows."
     rows = [row for row in all_rows(tables) if any(row in table.rows and row not in table.bounds for table in tables)]
-    first: dict[str, list[Contest]] = {row: [] for row in rows}  # alone
+    first: dict[str, list[Contest]] = {row: [] for row in rows}  # columns that only this row leads
     tied, second = ({row: 0 for row in rows} for _ in range(2))
     for table, column in contests:
         marks = {row: table.marks.get((row, column)) for row in table.competing(column)}
@@ -264,7 +263,7 @@ def _ranking(tables: Sequence[Table], subject: str | None) -> str:
 
 
 def _told_apart(first: Mapping[str, Sequence[Contest]]) -> str:
-    """Which rows tests over seeds tell from every other row of a column where their mean comes first; "" without seeds."""
+    """Return a sentence on rows whose lead is significant in tests over seeds against all rows; "" without seeds."""
     if not any(table.cells[row, column].n for row, contests in first.items() for table, column in contests):
         return ""
     best = {row: sum(leads(table, row, column) for table, column in contests) for row, contests in first.items()}
@@ -275,7 +274,7 @@ def _told_apart(first: Mapping[str, Sequence[Contest]]) -> str:
 
 
 def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
-    """The mean gain of one row over another."""
+    """Return a sentence on the mean difference between a row and a baseline row."""
     columns = [table.column_cells(column) for table in tables for column in table.columns]
     gains = [difference(cells[subject], cells[baseline]) for cells in columns if {subject, baseline} <= cells.keys()]
     if not gains:
@@ -288,7 +287,7 @@ def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
 
 
 def against_published(cells: Sequence[Cell]) -> str:
-    """How far the numbers are from the published ones."""
+    """Return a sentence on the differences from the published numbers."""
     known = [cell for cell in cells if cell.difference is not None]
     if not known:
         return (
@@ -306,8 +305,8 @@ def against_published(cells: Sequence[Cell]) -> str:
 
 
 def significance(comparisons: Sequence[Comparison], names: Sequence[str], pairs_of: str) -> str:
-    """Against whom a row is significantly better, and where; and against whom it is nowhere."""
-    said: dict[str, list[str]] = {}  # verdict -> of whom
+    """Return sentences on the rows that a tested row is significantly better than, and on the remaining rows."""
+    said: dict[str, list[str]] = {}  # verdict -> tested rows
     counts: dict[str, set[int]] = {}
     for method in dict.fromkeys(item.method for item in comparisons):
         tests = [item for item in comparisons if item.method == method]

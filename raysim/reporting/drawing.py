@@ -1,7 +1,8 @@
 """Figures of a report, by name: shipped figures and functions of the user.
 
-A figure is a function of `ReportContents` that returns a matplotlib Figure, or yields several: one for each table, say. Its
-docstring begins with the caption; a paragraph `Missing: ...` says why there is none, where it yields none.
+A figure is a function of `ReportContents` that returns a matplotlib Figure, or yields several, for example one per
+table. The first paragraph of the function's docstring is the caption; a paragraph `Missing: ...` is the reason that is
+reported if the function yields no figure.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MODULES = {
 FIGURES = {name: f"{module}:{name}" for module, names in MODULES.items() for name in names}
 FIGURES["map"] = "raysim.reporting.maps:pair_map"
 
-#: Drawn where nothing else is asked for, as far as the runs hold them.
+#: Figures drawn by default, if the runs hold their numbers.
 DEFAULT = ("bars", "lines", "curves", "time_curves")
 
 
@@ -39,7 +40,7 @@ def figure_faults(names: Sequence[str], *, imports: bool = True) -> list[Fault]:
     """Return faults for unknown figures in `report.figures`, and for functions that cannot be imported.
 
     Args:
-      imports: whether these functions are imported at all.
+      imports: whether functions of the user (`module:function`) are imported; otherwise they are not checked.
     """
     faults = []
     for place, name in enumerate(names):
@@ -53,7 +54,7 @@ def figure_faults(names: Sequence[str], *, imports: bool = True) -> list[Fault]:
 
 
 def figure_function(name: str) -> Callable[[ReportContents], Figure | Iterable[Figure]]:
-    """The function that draws a figure. Raises LookupError, with a sentence."""
+    """Return the function that draws a figure. Raises LookupError, with a sentence: no such figure or function."""
     if ":" not in name and name not in FIGURES:
         raise LookupError(f"unknown figure {name!r}. {nearest(name, [*FIGURES])}")
     return own_function(FIGURES.get(name, name), "figure")  # type: ignore[return-value]
@@ -65,10 +66,10 @@ def kinds(names: Sequence[str] | None) -> list[str]:
 
 
 def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], None]) -> dict[str, Figure]:
-    """File name -> figure, for the figures asked for: `norms` for one figure of a kind, `norms_1` and so on for several.
+    """Return file name -> requested figure: `norms` for a single figure of a kind; `norms_1`, `norms_2` for several.
 
     Args:
-      on_missing: on_missing(kind, reason) for a figure that failed, or that was asked for and that the runs do not hold.
+      on_missing: called with (kind, reason) for a figure that failed, and for a requested figure that the runs lack.
     """
     drawn: dict[str, Figure] = {}
     for name in kinds(report.group.figures):
@@ -77,7 +78,7 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
             with own_errors():
                 made = function(report)
                 found = [made] if isinstance(made, Figure) else list(made)
-        except Exception as error:  # one figure, of whoever's code, never costs the report
+        except Exception as error:  # an error in one figure, even in user code, never prevents the report
             on_missing(name, str(error) if isinstance(error, RaysimError) else words_of(error))
             continue
         if not found and report.group.figures is not None:
@@ -96,15 +97,15 @@ def captions(report: ReportContents, names: Iterable[str]) -> dict[str, str]:
 
 
 def is_figure(file_name: str) -> bool:
-    """Whether a file name, without suffix, may be a figure of an earlier report."""
+    """Return whether a file name, without suffix, may be a figure of an earlier report."""
     return re.sub(r"_\d+$", "", file_name) in FIGURES or "." in file_name
 
 
 def _stem(name: str) -> str:
-    """How the files of a figure begin: `mine:heat` is in mine.heat.png."""
+    """Return the beginning of a figure's file names: `mine.heat` for `mine:heat`."""
     return name.replace(":", ".")
 
 
 def _paragraphs(function: Callable[..., object]) -> list[str]:
-    """The paragraphs of a docstring, each in one line."""
+    """Return the paragraphs of a function's docstring, each as one line."""
     return [" ".join(text.split()) for text in (inspect.getdoc(function) or "").split("\n\n")]

@@ -1,4 +1,4 @@
-"""Figures of the numbers in the tables: bars, and lines along a number. What they show is in `raysim.reporting.drawing`."""
+"""Figures of the numbers in the tables: bars, and lines along a number; listed in `raysim.reporting.drawing`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BARS = 0.84
 
 
 def numeric_label(tables: Sequence[Table]) -> str | None:
-    """The first column label of which some table has two or more values, all of them numbers (or missing)."""
+    """Return the first column label whose values are all numbers or missing, with two or more in some table."""
     for place, name in enumerate(tables[0].names):
         values = [{column[place] for column in table.columns} - {None} for table in tables]
         numbers = [number(value) for value in set.union(*values)]
@@ -53,14 +53,15 @@ def numeric_label(tables: Sequence[Table]) -> str | None:
     return None
 
 
-#: Letters of a tick's name to an inch, and groups of bars that one figure can hold.
+#: Letters per inch in the name of a tick, and largest number of groups of bars in a figure.
 LETTERS, MOST_GROUPS = 13, 60
 
 
 def bars(report: ReportContents) -> Iterator[Figure]:
     """Means; error bars are the standard deviation, a diamond is the published mean.
 
-    In each column of one table, or of several tables at the smallest alpha.
+    One group of bars per column of a single table; of several tables, per column at the smallest alpha (without alpha,
+    of the first numeric column label).
 
     Missing: no table holds a number, or there are more than 60 columns.
     """
@@ -70,7 +71,7 @@ def bars(report: ReportContents) -> Iterator[Figure]:
         name = "alpha" if "alpha" in tables[0].names else numeric_label(tables) or ""
         chosen = [(table, labels) for table in tables for labels in _at_smallest(table, name)]
         smallest = {labels.get(name) for _, labels in chosen}
-        is_one = len(smallest) == 1  # and is told once, above
+        is_one = len(smallest) == 1  # then only the title shows it
         title, groups = f"{name} = {text(next(iter(smallest)))}" if is_one and name else "", {}
         for table, labels in chosen:
             rest: dict[str, Label] = {key: text(value) for key, value in labels.items() if not (is_one and key == name)}
@@ -81,19 +82,19 @@ def bars(report: ReportContents) -> Iterator[Figure]:
 
 
 def _at_smallest(table: Table, name: str) -> list[dict[str, Label | None]]:
-    """The labels of the columns where a label has its smallest number; of all columns if none has a number."""
+    """Return the labels of the columns where a label has its smallest number; of all columns if none has a number."""
     columns = [dict(zip(table.names, column, strict=True)) for column in table.columns]
     numbers = [value for labels in columns if (value := number(labels.get(name))) is not None]
     return [labels for labels in columns if not numbers or number(labels.get(name)) == min(numbers)]
 
 
 def _by_column(table: Table) -> dict[str, dict[str, Cell]]:
-    """Name of a column -> its cells by row."""
+    """Return name of a column -> row -> cell."""
     return {heading(table.names, column, table.metric.quantity): table.column_cells(column) for column in table.columns}
 
 
 def bar_figure(groups: Groups, styles: Styles, order: Sequence[str], *, title: str, axis: str) -> Figure:
-    """Groups of bars side by side, the axis cut where zero would hide their differences."""
+    """Draw groups of bars side by side; the axis is cut if starting at zero would hide the differences."""
     rows = [row for row in order if any(row in group for group in groups.values())]
     width = min(14.0, max(4.6, 1.0 + len(groups) * (0.45 + 0.24 * len(rows))))
     figure, (axes,) = panel_grid(1, width=width, height=3.2)
@@ -112,10 +113,10 @@ def bar_figure(groups: Groups, styles: Styles, order: Sequence[str], *, title: s
 
 
 def grouped_bars(axes: Axes, groups: Groups, rows: Sequence[str], styles: Styles, *, edge: float, cap: float) -> None:
-    """Bars side by side in each group, at its index, with their deviations, if there are any; a diamond is the published mean.
+    """Draw a group of bars at each index, with error bars for known deviations; a diamond is the published mean.
 
     Args:
-      edge: width of the line around a bar. cap: of the ends of a deviation.
+      edge: width of the line around a bar. cap: size of the caps of error bars.
     """
     step = BARS / len(rows)
     for index, row in enumerate(rows):
@@ -180,10 +181,10 @@ def lines(report: ReportContents) -> Iterator[Figure]:
 def along(
     report: ReportContents, name: str, *, xlabel: str, width: float = 3.1, height: float = 2.5, has_levels: bool = False
 ) -> Figure:
-    """A panel for each table, in it a line for each row and each combination of the column labels beside `name`.
+    """Draw a panel per table, with a line per row and combination of the column labels other than `name`.
 
     Args:
-      has_levels: rows without that label are level lines.
+      has_levels: whether rows without the label `name` are drawn as horizontal lines.
     """
     figure, panels = panel_grid(len(report.tables), width=width, height=height)
     for axes, table in zip(panels, report.tables, strict=True):
@@ -208,7 +209,7 @@ def along(
 
 
 def _series(table: Table, row: str, name: str) -> dict[Column, list[tuple[float, Cell]]]:
-    """The points of a row along a numeric label, ascending, for each combination of the other column labels."""
+    """Return a row's points along a numeric label, ascending, for each combination of the other column labels."""
     place = table.names.index(name)
     series: dict[Column, list[tuple[float, Cell]]] = {}
     for column, cell in table.row_cells(row).items():
@@ -224,7 +225,7 @@ def _line(
     """Draw a line with a band; return the positions of its points.
 
     Args:
-      shade: colour of the band, by default the line's. size: of the markers.
+      shade: colour of the band, by default the colour of the line. size: size of the markers.
     """
     x, cells = zip(*points, strict=True)
     means, is_strong = [cell.mean for cell in cells], style.width > 2
@@ -268,7 +269,7 @@ def integration(report: ReportContents) -> Iterator[Figure]:
     yield figure
 
 
-#: Label of a line -> [rounds, seeds], or what else it runs along.
+#: Label of a line -> [rounds, seeds], or [times, seeds].
 Lines = Mapping[str, pd.DataFrame]
 
 
@@ -292,7 +293,7 @@ def time_curves(report: ReportContents) -> Iterator[Figure]:
 
 
 def _curves(report: ReportContents, measure: Callable[[Cell], pd.DataFrame], *, xlabel: str = "") -> Iterator[Figure]:
-    """A figure for each table, a panel for each column, a line for each row."""
+    """Yield the figures of each table, with a panel per column and a line per row."""
     for table in report.tables:
         for panels in column_pages(table, measure):
             figure = line_figure(table.title, panels, report.styles, ylabel=table.metric.axis, xlabel=xlabel)
@@ -302,7 +303,7 @@ def _curves(report: ReportContents, measure: Callable[[Cell], pd.DataFrame], *, 
 
 
 def _over_time(cell: Cell) -> pd.DataFrame:
-    """[times, in hours, seeds]: the metric of a cell between the last first and the first last evaluation of its seeds."""
+    """Return [times in hours, seeds]: a cell's metric, from its seeds' latest first to earliest last evaluation."""
     seeds: dict[Label, list[tuple[float, float]]] = {}
     for seed, folder in cell.folders.items():
         times, values = recorded(folder, "time/simulated_s"), recorded(folder, cell.metric.column)
@@ -315,9 +316,9 @@ def _over_time(cell: Cell) -> pd.DataFrame:
 
 
 def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
-    """[rounds, counted from 1, seeds]: a column of progress.csv in the rounds for which every seed recorded it.
+    """Return [rounds counted from 1, seeds]: a column of progress.csv in the rounds that every seed recorded.
 
-    With `join` outer, in those for which any did.
+    With `join="outer"`, in the rounds that any seed recorded.
     """
     seeds = {}
     for seed, folder in cell.folders.items():
@@ -327,7 +328,7 @@ def rounds_of(cell: Cell, name: str, scale: float = 1.0, *, join: Literal["inner
 
 
 def cell_lines(table: Table, measure: Callable[..., pd.DataFrame], *options: object) -> dict[Column, Lines]:
-    """Column -> row -> measure(cell, *options), without empty ones."""
+    """Return column -> row -> measure(cell, *options), without empty frames."""
     lines: dict[Column, Lines] = {}
     for column in table.columns:
         frames = {row: measure(cell, *options) for row, cell in table.column_cells(column).items()}
@@ -336,7 +337,7 @@ def cell_lines(table: Table, measure: Callable[..., pd.DataFrame], *options: obj
 
 
 def column_pages(table: Table, measure: Callable[[Cell], pd.DataFrame]) -> Iterator[list[tuple[str, Lines]]]:
-    """(title of a column, its lines) for the columns of each figure; see `cell_lines`."""
+    """Yield the panels of each figure: (title of a column, lines of the column); see `cell_lines`."""
     return pages((column_title(table, column), lines) for column, lines in cell_lines(table, measure).items())
 
 
@@ -354,15 +355,15 @@ def line_figure(
     width: float = 3.1,
     across: int = 4,
 ) -> Figure:
-    """A panel for each (title, lines): the mean over seeds, and the band of their deviation.
+    """Draw a panel for each (title, lines): the mean over seeds, and a band for the standard deviation.
 
     Args:
-      xlabel: empty: along rounds.
+      xlabel: label of the horizontal axis; "round" if empty.
     """
     figure, all_axes = panel_grid(len(panels), across=across, width=width)
     for axes, (name, lines) in zip(all_axes, panels, strict=True):
         for label, frame in lines.items():
-            # Not over the other seeds where one diverged: the line has a gap there.
+            # Where a seed diverged, the line has a gap instead of the mean of the other seeds.
             mean, std = frame.mean(axis=1, skipna=False), frame.std(axis=1, skipna=False)
             style = styles[label]
             marker = style.marker if len(mean) == 1 else ""
@@ -378,7 +379,7 @@ def line_figure(
 
 
 def named_runs(tables: Sequence[Table]) -> Iterator[tuple[str, RunFolder]]:
-    """The first seed's run of every cell, with what tells the cells apart: the table only if there are several, and so on."""
+    """Yield (name, run) for the first seed of every cell; a name omits a single table, a single row, missing labels."""
     for table in tables:
         for row, column in product(table.rows, table.columns):
             cell = table.cells.get((row, column))

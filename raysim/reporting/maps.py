@@ -18,7 +18,7 @@ from raysim.reporting.runs import ReportedRun
 from raysim.reporting.significance import Effect, effect_of
 from raysim.reporting.tables import Column, Place, Table, paired, text
 
-#: Inches of a cell, and of the names beside the cells.
+#: Width and height of a cell, and width of the names beside the cells, in inches.
 CELL, NAMES = (0.52, 0.3), 1.7
 
 
@@ -57,7 +57,7 @@ def gains(report: ReportContents) -> Iterator[Figure]:
 
 
 def base_of(table: Table, baseline: str | None, gain: str | None) -> Place | None:
-    """The cell that gains are counted from: the baseline's row, and the column that `gain`, "label=value", names."""
+    """Return the place that gains refer to: the baseline's row, and the column of `gain` ("label=value"); or None."""
     label, is_label, value = (gain or "").partition("=")
     if baseline is None or not is_label or table.names != (label,):
         return None
@@ -69,7 +69,7 @@ def gains_over(table: Table, base: Place | str) -> dict[Place, Effect]:
     """Return place -> paired difference to the base runs with the same seeds; places without a pair are left out.
 
     Args:
-      base: a place, or the row whose cell in the same column counts.
+      base: a place, or a row, whose cell in the same column is the base.
     """
     found = {}
     for (row, column), cell in table.cells.items():
@@ -82,7 +82,7 @@ def gains_over(table: Table, base: Place | str) -> dict[Place, Effect]:
 def beyond_parts(gains: Mapping[Place, Effect], base: Place) -> dict[Place, float]:
     """Return place -> gain beyond the sum of the row's and the column's gain; positive for a synergy.
 
-    Only for pairs of two parts that are not the base's own, and of which each ran alone.
+    Only for places outside the base's row and column; the row's and the column's part must also have run alone.
     """
     row, column = base
     return {
@@ -108,18 +108,18 @@ def _figure(table: Table, base: Place, gains: Mapping[Place, Effect]) -> Figure:
 
 
 def _called(metric: ReportMetric) -> str:
-    """What a map shows: "gain in accuracy (%) over", or a difference where less is better."""
+    """Return the beginning of a title: "gain in accuracy (%) over"; "difference in loss to" if lower is better."""
     return f"gain in {metric.axis} over" if metric.mode == "max" else f"difference in {metric.axis} to"
 
 
 def _heat(
     axes: Axes, rows: Sequence[str], columns: Sequence[Column], gains: Mapping[Place, Effect], metric: ReportMetric
 ) -> None:
-    """Cells with their numbers, the better ones blue, the worse red; grey where there is none, bold where it is certain."""
+    """Draw cells with numbers: blue is better, red worse, grey missing; bold if the effect is certain."""
     values = {place: effect.mean for place, effect in gains.items()}
     grid = np.array([[values.get((row, column), np.nan) for column in columns] for row in rows])
     known = np.abs(grid[np.isfinite(grid)])
-    # One run that went to pieces would take all colour from the others.
+    # The largest 10 % are clipped: one diverged run would otherwise leave the other cells without colour.
     limit = max(float(np.quantile(known, 0.9)), 1e-9) if known.size else 1.0
     axes.set_facecolor("#dddddd")
     rounded = "{:+.1f}" if metric.is_share else "{:+.2g}"
@@ -137,7 +137,7 @@ def _heat(
     axes.figure.colorbar(image, ax=axes, extend="both", shrink=0.8)
 
 
-#: Fewest values of a label that was drawn from a range, and the span from which its axis is logarithmic.
+#: Smallest number of values of a label drawn from a range, and ratio of values above which its axis is logarithmic.
 VALUES, SPAN = 5, 20
 
 
@@ -180,7 +180,7 @@ def space(report: ReportContents) -> Iterator[Figure]:
 def _both(
     axes: Axes, report: ReportContents, scores: Sequence[tuple[ReportedRun, float]], names: Sequence[str]
 ) -> None:
-    """Two labels as a plane: a dot a run, coloured by the metric; a cross is a run that failed."""
+    """Draw two labels as a plane: a dot per run, coloured by the metric; a cross is a run that did not finish."""
 
     def place(run: ReportedRun) -> list[float]:
         return [value for name in names if (value := number(run.labels.get(name))) is not None]

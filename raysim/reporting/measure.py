@@ -17,13 +17,13 @@ from raysim.folders.run_folder import RunFolder
 from raysim.reporting.published import WORDS
 from raysim.reporting.runs import ReportedRun
 
-#: What the tables hold where neither the report nor a sweep names a metric.
+#: Metric of the tables if neither the report nor a sweep names a metric.
 DEFAULT = "accuracy"
 
-#: The accuracy that stands beside another one: what a sweep ranks by and what a paper prints may be either of them.
+#: Accuracy -> second accuracy in a report: a sweep may rank by last accuracy and a paper print best, or the reverse.
 BESIDE = {"accuracy": "best_accuracy", "best_accuracy": "accuracy"}
 
-#: What may stand before a column of progress.csv, `best:server/macro_f1`; without it, its last value counts.
+#: Prefix of a column of progress.csv, as in `best:server/macro_f1` -> description. Without a prefix, "last" applies.
 WAYS = {
     "best": "best value of {}",
     "mean_last_10pct": "mean of {} over the last 10 % of the rounds",
@@ -31,7 +31,7 @@ WAYS = {
     "last": "last value of {}",
 }
 
-#: Names of shares, which are printed in percent.
+#: Pattern for names of shares, which are printed in percent.
 SHARE = re.compile(r"accuracy|_f1|^f1|auroc|auc$|calibration_error|(^|_)ece$|precision|recall")
 
 
@@ -40,7 +40,7 @@ class ReportMetric:
     """A metric: a key of summary.json, or a column of progress.csv, optionally with a prefix of `WAYS`.
 
     Attributes:
-      mode: which values are better, larger or smaller ones.
+      mode: whether larger ("max") or smaller ("min") values are better.
     """
 
     name: str
@@ -48,20 +48,18 @@ class ReportMetric:
 
     @property
     def way(self) -> str:
-        """How the rounds become one number."""
+        """Key of `WAYS`: how the values of all rounds are reduced to a number."""
         way = self.name.partition(":")[0]
         return way if way in WAYS else "last"
 
     @property
     def bare(self) -> str:
-        """The name without its way."""
+        """Name without the prefix."""
         return self.name.removeprefix(f"{self.way}:")
 
     @property
     def column(self) -> str:
-        """Return the column of progress.csv with the metric by round; for a key of summary.json, the main metric's
-        column.
-        """
+        """Column of progress.csv with the metric by round; for a key of summary.json, the main metric's column."""
         return self.bare if "/" in self.bare else column_of(self.bare).replace("validation_", "")
 
     @property
@@ -74,7 +72,7 @@ class ReportMetric:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is accuracy on a whole test set, which published accuracies can stand beside."""
+        """Whether the metric is accuracy on a whole test set, and so comparable with published accuracies."""
         return self.name in WORDS or bool(re.fullmatch(r"server/accuracy(_(?!domain_)\w+)?", self.bare))
 
     @property
@@ -85,14 +83,14 @@ class ReportMetric:
 
     @property
     def better(self) -> str:
-        """Which values are better, in words; "" where it goes without saying, as with accuracies."""
+        """Which values are better, in words; "" if obvious, as for accuracies."""
         if self.mode == "min":
             return "lower is better"
         return "" if self.is_share else "higher is better"
 
     @property
     def first(self) -> str:
-        """What the best mean is called, which only tests may call the best."""
+        """Word for the leading mean, "highest" or "lowest"; only tests may call a mean the best."""
         return "highest" if self.mode == "max" else "lowest"
 
     @property
@@ -108,7 +106,7 @@ class ReportMetric:
 
     @property
     def axis(self) -> str:
-        """What stands beside the axis of a figure."""
+        """Axis label of figures: the quantity, with its unit."""
         return f"{self.quantity} (%)" if self.is_share else self.quantity
 
     @property
@@ -134,7 +132,7 @@ class ReportMetric:
         elif self.way == "mean":
             number = float(np.mean(list(rounds.values())))
         elif self.way == "mean_last_10pct":
-            # The same rounds as in summary.json; the last one recorded if none of them was.
+            # The same rounds as in summary.json; if none has a value, the last recorded value.
             count = int(run.summary.get("rounds") or run.config.get("rounds") or max(rounds) + 1)
             late = [value for index, value in rounds.items() if index >= count - max(1, math.ceil(count / 10))]
             number = float(np.mean(late or number))
@@ -142,7 +140,7 @@ class ReportMetric:
 
 
 def every_of(config: Settings) -> int:
-    """Rounds between the evaluations of a run."""
+    """Return the number of rounds between evaluations of a run."""
     return int((config.get("evaluation") or {}).get("every", 1))
 
 
@@ -150,7 +148,7 @@ def recorded(folder: Path, column: str, every: int = 1) -> dict[int, float]:
     """Return round -> value, for rounds with a value.
 
     Args:
-      every: rounds between evaluations; what the server scored in other rounds counts for nothing, see `is_due`.
+      every: rounds between evaluations; values of `server/` columns in other rounds are ignored, see `is_due`.
     """
     rows = list(RunFolder(folder).progress_rows())
     found = {int(row["round"]): float(row[column]) for row in rows if row.get(column)}
@@ -165,10 +163,10 @@ def logged(folder: Path, name: str) -> dict[int, np.ndarray]:
 
 
 def score(run: ReportedRun, metric: ReportMetric) -> float:
-    """The run's number.
+    """Return the run's number.
 
     Raises:
-      DataError: it recorded none; names what it did record.
+      DataError: the run did not record the metric; the message names recorded metrics.
     """
     number = metric.score(run)
     if number is None:

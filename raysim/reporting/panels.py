@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from raysim.base.texts import literal
 
-#: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
+#: Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is faint on white paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*X"
 HATCHES = ("", "///", "...", "xxx")
@@ -25,13 +25,13 @@ DASHES = ("-", "--", ":", "-.")
 
 Panel = TypeVar("Panel")
 
-#: Panels of one figure; more cannot be read on a page.
+#: Largest number of panels in a figure; more cannot be read on a page.
 MOST_PANELS = 12
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one row is drawn in every figure of a report."""
+    """Style of a row in every figure of a report."""
 
     colour: str
     marker: str
@@ -44,7 +44,7 @@ Styles = Mapping[str, Style]
 
 
 def styles_of(rows: Sequence[str], strong: str | None = None) -> dict[str, Style]:
-    """A style per row: seven colours, then the same ones dashed and hatched. `strong` has a thicker line."""
+    """Return a style per row: seven colours, then the same colours dashed and hatched. `strong` has a thicker line."""
     styles = {}
     for index, row in enumerate(rows):
         turn, colour = divmod(index, len(COLOURS))
@@ -55,7 +55,7 @@ def styles_of(rows: Sequence[str], strong: str | None = None) -> dict[str, Style
 
 
 def panel_grid(count: int, *, across: int = 4, width: float = 3.1, height: float = 2.5) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels (at least one), at most `across` in a row, without empty ones."""
+    """Return a figure with `count` panels (at least 1), at most `across` in a row, without empty panels."""
     columns = min(across, count)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(max(4.6, width * columns), height * rows), layout="constrained")
@@ -89,35 +89,35 @@ def legend(figure: Figure, panels: Sequence[Axes], *, across: int | None = None)
 
 
 def band(axes: Axes, x: Sequence[float], mean: Sequence[float], std: Sequence[float | None], colour: str) -> None:
-    """The shaded standard deviation; nothing where there is none."""
+    """Draw the standard deviation as a shaded band; draw nothing if all deviations are missing."""
     centre, spread = np.array(mean, dtype=float), np.array(std, dtype=float)  # None becomes NaN
     if not np.isnan(spread).all():
         axes.fill_between(x, centre - spread, centre + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def wrap(words: str, width: int = 34) -> str:
-    """The words in lines of at most so many letters; a longer word stays whole, and so does `alpha = 0.1`."""
+    """Return the words in lines of at most `width` letters; a longer word and `alpha = 0.1` are not broken."""
     bound = literal(words).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
     return textwrap.fill(bound, width, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def pages(panels: Iterable[Panel]) -> Iterator[list[Panel]]:
-    """The panels of each figure, where they are too many for one."""
+    """Yield the panels of each figure, at most `MOST_PANELS` at a time."""
     left = iter(panels)
     while page := list(islice(left, MOST_PANELS)):
         yield page
 
 
 def rounds_below(axes: Axes) -> None:
-    """Whole numbers of rounds along the horizontal axis."""
+    """Label the horizontal axis with whole numbers of rounds."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
-    """Let bars begin near the lowest one where zero would hide their differences, and say so beside the axis."""
+    """Begin the axis near the lowest bar if zero would hide differences; the axis label then states the beginning."""
     if low < 0 or high <= 0:
-        axes.set_ylabel(name)  # matplotlib's own limits hold zero, where bars begin
+        axes.set_ylabel(name)  # matplotlib's default limits include zero, where bars begin
         return
     span = max(high - low, 0.01 * high)
     step = 5.0 if high > 20 else 10.0 ** math.floor(math.log10(span))
@@ -129,7 +129,7 @@ def zoom(axes: Axes, low: float, high: float, *, name: str) -> None:
 
 
 def scale_decreasing(axes: Axes, values: Sequence[float]) -> None:
-    """The given values as ticks, largest on the left; logarithmic if they span more than a factor of 10."""
+    """Set the values as ticks, largest on the left; logarithmic if they span more than a factor of 10."""
     places = np.array(sorted(values))
     names = [f"{value:g}" for value in places]
     is_log = places[0] > 0 and places[-1] / places[0] > 10

@@ -15,25 +15,25 @@ from raysim.base.errors import ConfigError, DataError, Fault
 from raysim.base.texts import number
 from raysim.config import nearest, shipped_folder
 
-#: What papers say and how they name sets and networks, by hand.
+#: Statements of papers, and their names for data sets and networks, collected by hand.
 NAMES = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
 
 #: Paper -> the metric that it prints (None if not stated), the section, and its words.
 STATED: dict[str, dict[str, str | None]] = NAMES["statements"]
 
-#: Printed name -> names of the prepared sets that are it.
+#: Name of a data set in papers -> names of the matching prepared sets.
 SETS: dict[str, list[str]] = NAMES["sets"]
 
-#: Printed name -> settings of `model`, one of which has to hold. What a recipe sets beyond them is compared where a published
-#: number stands beside a run, see `changed` in `raysim.reporting.runs`.
+#: Name of a network in papers -> alternative settings of `model`, one of which has to hold. A recipe's further settings
+#: are compared by `changed_settings` in `raysim.reporting.runs`.
 NETWORKS: dict[str, list[dict[str, object]]] = NAMES["networks"]
 
-#: Weights at the start in `NETWORKS`: any that are given.
+#: Value in `NETWORKS` that matches every setting other than null, for example any file of initial weights.
 GIVEN = "given"
 
 FOLDER = shipped_folder("configs") / "papers" / "published"
 
-#: Accuracies that summary.json holds: the kind of number that papers publish, from `server/accuracy`.
+#: Key of an accuracy in summary.json, computed from `server/accuracy` -> description. Papers publish such accuracies.
 WORDS = {
     "best_accuracy": "best accuracy of the evaluated rounds",
     "accuracy": "accuracy after the last round",
@@ -44,7 +44,7 @@ WORDS = {
 #: Metrics that are accuracies in percent; only these stand beside the accuracy of a run.
 ACCURACIES = ("accuracy_pct", "test_accuracy_pct")
 
-#: Columns of a file that a cell copies unchanged, and all of its columns.
+#: Text columns of a file, which `Published` copies unchanged (`TEXTS`), and all columns (`COLUMNS`).
 TEXTS = ("paper", "table", "dataset", "model", "method", "metric")
 
 
@@ -56,7 +56,7 @@ Label = str | int | float
 
 @dataclass(frozen=True)
 class Published:
-    """One cell of a published table. `value` is None where the paper prints "-", or text (then see `text`)."""
+    """Cell of a published table. `value` is None if the paper prints "-" or words; `text` holds the printed text."""
 
     paper: str
     table: str
@@ -71,7 +71,7 @@ class Published:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """Return the labels of runs for this number."""
+        """Labels that a run needs to match the cell."""
         return {"dataset": self.dataset, "model": self.model, "method": self.method, **self.setting}
 
     @property
@@ -80,12 +80,12 @@ class Published:
 
 
 def published(name: str) -> list[Published]:
-    """The cells of a published table, in the paper's order.
+    """Return the cells of a published table, in the paper's order.
 
     Args:
-      name: a file of configs/papers/published without its ending, or the path of a CSV file of the same form.
+      name: a file of configs/papers/published without its suffix, or the path of a CSV file with the same columns.
     Raises:
-      ConfigError: there is no such table. DataError: the file has another form.
+      ConfigError: no such table exists. DataError: a column is missing, in the file or in a line.
     """
     path = Path(name) if name.endswith(".csv") else FOLDER / f"{name}.csv"
     if not path.is_file():
@@ -101,7 +101,7 @@ def published(name: str) -> list[Published]:
             if any(row[name] is None for name in COLUMNS if name != "std"):
                 what = f"line {reader.line_num} has fewer columns than {len(COLUMNS)}"
                 raise DataError(what, str(path), "complete or remove the line; the format has no comments")
-            # Words without a value ("main setting") only describe.
+            # Parts without "=" ("main setting") are descriptions.
             setting = dict(part.split("=", 1) for part in row["setting"].split(";") if "=" in part)
             texts = {name: row[name] for name in TEXTS} | {"text": row["value"] or "-"}
             cells.append(Published(**texts, setting=setting, value=number(row["value"]), std=number(row["std"] or "")))
@@ -109,7 +109,7 @@ def published(name: str) -> list[Published]:
 
 
 def statistics(cells: Sequence[Published]) -> str:
-    """Which rounds' accuracy papers print, in words and with their names: "best accuracy of the evaluated rounds (FedVG)"."""
+    """Return which accuracy each paper prints, in words: "best accuracy of the evaluated rounds (FedVG)"."""
     unnamed = "accuracy of unnamed rounds"
     said = {paper: WORDS[stated["metric"]] if stated["metric"] else unnamed for paper, stated in STATED.items()}
     papers: dict[str, list[str]] = {}  # words -> papers
@@ -119,7 +119,7 @@ def statistics(cells: Sequence[Published]) -> str:
 
 
 def is_same(left: object, right: object) -> bool:
-    """Whether two names or values mean the same: numbers by value, texts by letters and digits.
+    """Return whether two names or values mean the same: numbers are compared by value, texts by `canonical`.
 
     "CIFAR-10" is "cifar10" and "FedAvg + FedVG" is "fedavg+fedvg", but "FLFA*" is not "FLFA".
     """
@@ -130,22 +130,22 @@ def is_same(left: object, right: object) -> bool:
 
 
 def canonical(name: object) -> str:
-    """The letters and digits of a name, with the point of a decimal fraction."""
+    """Return the letters (in lower case) and digits of a name, with "+", "*" and decimal points."""
     return "".join(re.findall(r"[^\W_]|[+*]|(?<=\d)\.(?=\d)", str(name).casefold()))
 
 
 def match(
     cells: Sequence[Published], labels: Mapping[str, Label], *, metrics: Sequence[str] = ACCURACIES
 ) -> Published | None:
-    """The published number of a run's cell, or None.
+    """Return the published number of a run's cell, or None.
 
     A cell matches if dataset, model and method are the same (`is_same`), every key=value of its setting is a label with
     the same value, and the run has no further label: a run with other settings than the paper's is not the paper's run.
-    A label may be dotted, `partition.alpha` for alpha, if only one label ends so. Of several cells the first counts.
+    A label may be dotted, `partition.alpha` for alpha, if no second label has this ending. The first match is returned.
 
     Args:
       labels: all labels but the seed.
-      metrics: the kinds of numbers that are looked for.
+      metrics: metrics of the cells that may match.
     """
     for cell in cells:
         if cell.metric not in metrics or len(cell.labels) != len(labels):
@@ -164,13 +164,13 @@ def _label_of(key: str, labels: Mapping[str, Label]) -> str | None:
 
 
 def is_set(printed: object, name: object) -> bool:
-    """Whether a prepared set matches a paper's set; true for names unknown to the papers."""
+    """Return whether a prepared set matches a paper's set; true for names that are not in `SETS`."""
     known = next((names for other, names in SETS.items() if is_same(other, printed)), None)
     return known is None or name in known
 
 
 def is_network(printed: object, model: Mapping[str, object]) -> bool:
-    """Whether a model's settings match a paper's network; true for names unknown to the papers."""
+    """Return whether a model's settings match a paper's network; true for names that are not in `NETWORKS`."""
     known = next((choices for other, choices in NETWORKS.items() if is_same(other, printed)), None)
     return known is None or any(_holds(choice, model) for choice in known)
 

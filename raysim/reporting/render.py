@@ -18,13 +18,13 @@ from raysim.reporting.tables import Cell, Table, heading
 
 T = TypeVar("T")
 
-#: Name of the lines with published numbers; the difference is ours minus theirs.
+#: Name of the lines with published numbers; the difference is the run's number minus the published number.
 PUBLISHED = "published (difference)"
 
 #: Name of the lines with p adjusted for the number of tests.
 HOLM = "Holm-adjusted"
 
-#: Name of the lines with numbers that were published for the experiment that a shrunken recipe stands for.
+#: Name of the lines with numbers published for the full experiment of a scaled-down recipe.
 ELSEWHERE = "published for another experiment"
 
 #: Lines that belong to the line above them.
@@ -57,7 +57,7 @@ Line = tuple[str, tuple[Entry, ...]]
 def lines_of(table: Table) -> list[Line]:
     """Return a table's lines: a line per row and, below, published numbers if available.
 
-    The average gains, if there are some, come last.
+    Average gains, if any, are the last lines.
     """
     has_counts = len({cell.n for cell in table.cells.values()}) > 1
     lines: list[Line] = []
@@ -72,7 +72,7 @@ def lines_of(table: Table) -> list[Line]:
 
 
 def _elsewhere(cell: Cell | None) -> str:
-    """Text of the number published for the full experiment of a shrunken recipe."""
+    """Return the number published for the full experiment of a scaled-down recipe, as text."""
     if cell is None or cell.elsewhere is None:
         return ""
     value = cell.elsewhere.value
@@ -80,7 +80,7 @@ def _elsewhere(cell: Cell | None) -> str:
 
 
 def published_line(texts: Iterable[str], name: str = PUBLISHED, mark: str = "") -> list[Line]:
-    """Return the line with published numbers in a list; an empty list without numbers."""
+    """Return a list with the line of published numbers; an empty list if there are no numbers."""
     entries = tuple(Entry(text, mark if text else "") for text in texts)
     return [(name, entries)] if any(entry.text for entry in entries) else []
 
@@ -102,7 +102,7 @@ def _ours(cell: Cell | None, has_count: bool, digits: int) -> str:
 
 
 def published_text(cell: Cell | None, form: Callable[[float], str] | None = None) -> str:
-    """The published number in a form, by default with its deviation, and the difference to ours."""
+    """Return the published number, by default with its standard deviation, and the difference in parentheses."""
     if cell is None or not cell.n or cell.published is None:
         return ""
     value, std = cell.published.value, cell.published.std
@@ -112,7 +112,7 @@ def published_text(cell: Cell | None, form: Callable[[float], str] | None = None
 
 
 def accuracy(mean: float, std: float | None, digits: int = 2) -> str:
-    """`58.10 ± 1.20`, or without a deviation `58.10`."""
+    """Return `58.10 ± 1.20`, or `58.10` without a deviation."""
     return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
@@ -121,7 +121,7 @@ def with_sign(points: float, digits: int = 2) -> str:
 
 
 def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:
-    """A Markdown table; the first column is left-aligned."""
+    """Return a Markdown table; the first column is left-aligned."""
     rows = [[markdown_text(cell) for cell in header], ["---", *["---:"] * (len(header) - 1)]]
     for name, entries in lines:
         rows.append([f"&nbsp;&nbsp;*{name}*" if name in BELOW else markdown_text(name), *_marked(entries, MARKDOWN)])
@@ -129,12 +129,12 @@ def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:
 
 
 def _marked(entries: Sequence[Entry], forms: Mapping[str, str], escape: Callable[[str], str] = str) -> list[str]:
-    """The texts of a line, the best and the second in a form of their own."""
+    """Return the texts of a line, each in the form of its mark (best, second, grey or none)."""
     return [forms[entry.mark].format(escape(entry.text)) for entry in entries]
 
 
 def markdown_text(words: str) -> str:
-    """Text with every sign escaped that Markdown takes for markup."""
+    """Return text with Markdown's special characters escaped."""
     return words.translate(MARKDOWN_SIGNS)
 
 
@@ -144,7 +144,7 @@ def header_of(table: Table, rows: str, quantity: str | None = None) -> list[str]
 
 
 def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
-    """One `table` environment for each table; needs the packages booktabs and xcolor."""
+    """Return a LaTeX `table` environment for each table, which needs the packages booktabs and xcolor."""
     parts = ["% needs \\usepackage{booktabs,xcolor}; the first mean bold, the second underlined in each column\n"]
     for table in tables:
         columns, unit = "r" * len(table.columns), " (%)" * table.metric.is_share
@@ -167,7 +167,7 @@ def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
 
 
 def latex_text(words: str) -> str:
-    """Text with every sign that LaTeX takes for a command escaped."""
+    """Return text with LaTeX's special characters escaped."""
     return words.translate(LATEX_SIGNS)
 
 
@@ -189,10 +189,10 @@ def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
 def p_values(
     comparisons: Sequence[Comparison], names: Sequence[str], metric: ReportMetric
 ) -> tuple[list[str], list[Line]]:
-    """(header, lines) of a table of p: two lines for each pair, a column for each column; below 0.05 is bold.
+    """Return (header, lines) of a table of p: two lines per pair of rows, a column per column; below 0.05 is bold.
 
-    The number of pairs that the test used is written if it is not the same everywhere, `=` marks tied differences. The second
-    line holds p adjusted for the number of tests in the whole table.
+    The number of pairs that a test used is shown if it varies between tests; `=` marks tied differences. The second
+    line of a pair of rows holds p adjusted for the number of tests in the whole table.
     """
     has_counts = len({item.result.num_used for item in comparisons}) > 1
     entries = []
@@ -211,9 +211,10 @@ def p_values(
 def effects(
     comparisons: Sequence[Comparison], names: Sequence[str], metric: ReportMetric
 ) -> tuple[list[str], list[Line]]:
-    """(header, lines) of a table of paired differences: a line for each pair, a column for each column.
+    """Return (header, lines) of a table of paired differences: a line per pair of rows, a column per column.
 
-    An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold where the interval leaves out 0.
+    An entry is the mean difference, its interval and d: `+0.84 [−0.31, +1.99], d +0.9`; bold if the interval leaves
+    out 0.
     """
     marks = ("best" if item.effect.is_certain else "" for item in comparisons)
     entries = [Entry(_effect(item.effect, metric.digits), mark) for item, mark in zip(comparisons, marks, strict=True)]
@@ -240,7 +241,7 @@ def _effect(effect: Effect, digits: int) -> str:
 
 
 def write_csv(path: Path, tables: Sequence[Table]) -> None:
-    """Long form: a line per cell, shares in percent in full precision, empty where there is no number."""
+    """Write cells in long form: a line per cell, shares in percent in full precision, missing numbers empty."""
     cells = [cell for table in tables for row in table.rows for cell in table.row_cells(row).values()]
     labels = list(dict.fromkeys(key for cell in cells for key in cell.labels))
     with open(path, "w", newline="") as file:

@@ -53,7 +53,7 @@ class Report:
 
     @classmethod
     def write(cls, runs: Sequence[Path], folder: Path, settings: Mapping[str, object]) -> Report:
-        """Write the report of some run directories to a folder.
+        """Write the report of run directories to a folder.
 
         Raises:
           ConfigError, DataError: in the same cases as `make_report`.
@@ -75,7 +75,7 @@ class Report:
         return "\n".join([f"Report({str(self.folder)!r})", *self.conclusions])
 
     def _repr_markdown_(self) -> str:
-        """The text as a notebook shows it: paths of figures begin at the notebook, which is the current folder."""
+        """Return the text for a notebook: paths of figures are relative to the current folder, the notebook's."""
         return self.text.replace("](figures/", f"]({Path(os.path.relpath(self.folder)).as_posix()}/figures/")
 
 
@@ -98,10 +98,10 @@ def _p_values(contents: ReportContents) -> pd.DataFrame:
 
 
 def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] = lambda note: None) -> Path:
-    """Write report.md, table.csv, table.tex and figures/*.png; returns the path of report.md.
+    """Write report.md, table.csv, table.tex and figures/*.png; return the path of report.md.
 
     Args:
-      on_note: is called with each requested figure that the runs do not hold.
+      on_note: called with a sentence for each figure that failed, and for each requested figure that the runs lack.
     Raises:
       DataError: the folder cannot be written.
     """
@@ -114,7 +114,7 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
     figures = draw_figures(report, on_missing=add_note)
     with explained("cannot write the report", folder, "give another folder with --out", OSError):
         (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for picture in (folder / "figures").glob("*.png"):  # of an earlier report, perhaps on another metric
+        for picture in (folder / "figures").glob("*.png"):  # figures of an earlier report, perhaps on another metric
             if is_figure(picture.stem):
                 picture.unlink()
         for name, figure in figures.items():
@@ -126,5 +126,5 @@ def write(report: ReportContents, folder: Path, on_note: Callable[[str], None] =
 
 
 def default_folder(paths: Sequence[Path]) -> Path:
-    """Return the default folder of a report: inside a single folder of runs, beside the first of several."""
+    """Return the default folder of a report: inside a single folder of runs, beside the first of several folders."""
     return (paths[0] if len(paths) == 1 else paths[0].absolute().parent) / "report"

@@ -21,13 +21,13 @@ from raysim.config.sweep import grid
 from raysim.folders.run_folder import FREE_KEYS, RunFolder, written_yaml
 from raysim.reporting.published import FOLDER, Label, Published, canonical, is_network, is_set, match, published
 
-#: Groups and keys that say where and how a run is made, and not what it is.
+#: Groups and keys for where and how a run is executed, which do not define the experiment.
 ABOUT = {*FREE_KEYS, "seed"} - {"stop", "loggers"}
 
-#: Groups and keys that tell nothing about what a run is, or have a label of their own.
+#: Groups and keys that do not become labels: they do not define the experiment, or have a label of their own.
 SILENT = ABOUT | {"methods", "data.root", "data.name", "model.name"}
 
-#: Of a recipe that leaves it to the set, and to what its methods need, which rows are held out.
+#: Value of a held-out setting that a recipe leaves to the data set and to the needs of its methods.
 UNDECIDED = "auto"
 
 #: Settings that decide which examples train.
@@ -39,8 +39,8 @@ class ReportedRun:
     """A run directory. `status` is "finished", or a description of another state.
 
     Attributes:
-      claimed: labels of data set and model that the configuration does not bear out; `labels` then names what ran.
-      is_named_by_methods: whether its row is named by its methods and their options.
+      claimed: labels of data set and model that disagree with the configuration; `labels` then has the actual names.
+      is_named_by_methods: whether the run's row is named after its methods and their options.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class ReportedRun:
     def settings(self) -> Settings:
         """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
         flat = flatten(self.config)
-        # A default such as `data.shift: none` does not stand beside `data.shift.noise.std`.
+        # A default such as `data.shift: none` is dropped if the run has `data.shift.noise.std`.
         above = {key[:end] for key in flat for end, letter in enumerate(key) if letter == "."}
         return {key: value for key, value in default_settings().items() if key not in above} | flat
 
@@ -80,15 +80,15 @@ class ReportedRun:
 
     @property
     def is_joint(self) -> bool:
-        """Whether one client had all examples: nothing was federated."""
+        """Whether a single client had all examples, so that training was not federated."""
         return bool(self.settings.get("partition.scheme") == "joint")
 
 
 def find_runs(paths: Sequence[Path]) -> list[ReportedRun]:
-    """Every run directory at or below the paths, in the order of their names, labelled.
+    """Return the labelled runs at or below the paths, in the order of their names.
 
     Raises:
-      DataError: a path that is not there, or without a run below it.
+      DataError: a path does not exist, or has no run at or below it.
     """
     folders: dict[Path, None] = {}
     for path in paths:
@@ -137,14 +137,14 @@ def _mapping(files: RunFolder, path: Path) -> Settings:
 
 
 def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Give every run a dataset, a model and a method label; runs without labels also the settings in which they differ.
+    """Return the runs, each with labels for data set, model and method; further labels tell the runs apart:
 
-    Settings are named by their dotted keys (`partition.alpha`). Runs that
-    would fall on one place of a table get those in which they differ. Options of a method that differ between runs of the same
-    methods are written with its name, `fedprox (mu=0.1)`, so that rows need no empty columns.
-
-    Labels of data set and model that the configuration does not bear out give way to what ran: a recipe scaled down to
-    digits is not called CIFAR-10. Where several were claimed, the label `in place of` keeps them apart.
+    - Runs without labels get the settings in which they differ, named by dotted keys (`partition.alpha`).
+    - Runs that would share a place of a table get the settings in which they differ.
+    - Options that differ between runs of the same methods are added to the method's name, `fedprox (mu=0.1)`, so that
+      rows need no empty columns.
+    - Labels of data set and model that disagree with the configuration are replaced by the actual names: a recipe
+      scaled down to digits is not called CIFAR-10. If several names were claimed, the label `in place of` holds them.
     """
     runs = [_without_methods(run) for run in runs]
     bare = [run for run in runs if not run.labels and run.config]
@@ -191,9 +191,9 @@ def is_setting(key: str) -> bool:
 
 
 def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Runs of equal labels, but other parameters, get the settings in which they differ as labels, and all runs too.
+    """Label all runs by the settings that differ between runs with equal labels and different final parameters.
 
-    Seeds that draw other partitions are one cell, unless these are of one seed.
+    `partition.seed` becomes a label only if it differs between runs of the same seed; otherwise such runs share a cell.
     """
     keys: dict[str, None] = {}
     for of_one_seed in (True, False):
@@ -218,7 +218,7 @@ def _name(config: Settings, group: str) -> str:
 
 
 def unfounded(run: ReportedRun) -> dict[str, Label]:
-    """Labels of data set and model that the configuration does not bear out, see `raysim.reporting.published`."""
+    """Return labels of data set and model that disagree with the configuration, by `is_set` and `is_network`."""
     is_true = {
         "dataset": is_set(run.labels.get("dataset"), _name(run.config, "data")),
         "model": is_network(run.labels.get("model"), run.config.get("model") or {}),
@@ -227,9 +227,9 @@ def unfounded(run: ReportedRun) -> dict[str, Label]:
 
 
 def misnamed(runs: Sequence[ReportedRun]) -> list[str]:
-    """Labels of data set or model that the configuration does not bear out: `CIFAR-10 (ran on digits)`.
+    """Return labels of data set or model that disagree with the configuration: `CIFAR-10 (ran on digits)`.
 
-    So it is with recipes that were scaled down; their results say nothing about published numbers.
+    Scaled-down recipes have such labels; their results say nothing about published numbers.
     """
     ran = {"dataset": ("ran on", "data"), "model": ("was", "model")}
     claims = [(claim, *ran[key], run) for run in runs for key, claim in run.claimed.items()]
@@ -257,12 +257,12 @@ def other_rows(runs: Sequence[ReportedRun], rows: str) -> list[str]:
 
 
 def row_methods(config: Settings) -> str:
-    """The methods in order, `fedprox + fedvg`; fedavg for none."""
+    """Return the methods in order, `fedprox + fedvg`; fedavg for none."""
     return " + ".join(name for name, _ in _specs(config.get("methods"))) or "fedavg"
 
 
 def _specs(methods: Iterable[object] | None) -> list[tuple[str, Settings]]:
-    """(name, options) of each method of a list as a file has it."""
+    """Return (name, options) of each method in a configuration's list."""
     pairs = (next(iter(spec.items())) if isinstance(spec, dict) else (spec, {}) for spec in methods or ())
     return [(str(name), options or {}) for name, options in pairs]
 
@@ -276,14 +276,14 @@ def _options(config: Settings) -> Settings:
 
 @cache
 def default_settings() -> Settings:
-    """Today's default of every setting, by dotted keys."""
+    """Return today's default of every setting, by dotted keys."""
     return flatten(Config().model_dump(mode="json"))
 
 
-#: Groups and keys that move no result, or only its last bits.
+#: Groups and keys that do not change results, or change only the last bits.
 ASIDE = ABOUT | {"data.root", "data.test_sets", "evaluation.batch_size", "evaluation.metrics"}
 
-#: Methods that only look on.
+#: Methods that only record and do not change training.
 ONLOOKERS = ("diagnostics", "keep_factors")
 
 Key = frozenset[tuple[str, str | float | None]]
@@ -320,7 +320,7 @@ def compared(flat: Settings) -> Settings:
     kept["methods"] = [{name: options} for name, options in _specs(kept.get("methods")) if name not in ONLOOKERS]
     if kept.get("model.pretrained") is not None:  # a file of the same weights has another name on every machine
         kept["model.pretrained"] = "given"
-    if kept["cohort.size"] is None:  # a number of clients, however it was given
+    if kept["cohort.size"] is None:  # a fraction is converted to a number of clients
         kept["cohort.size"] = max(1, int((kept["cohort.fraction"] or 1.0) * kept["partition.num_clients"] + 1e-9))
     return {key: value for key, value in kept.items() if value is not None and key != "cohort.fraction"}
 
@@ -332,7 +332,7 @@ def _key(labels: Mapping[str, Label]) -> Key:
 
 
 def tables_of(recipe: str) -> list[str]:
-    """The published tables that belong to a recipe, `paper:fedvg/table_A3`.
+    """Return the published tables that belong to a recipe such as `paper:fedvg/table_A3`.
 
     Raises:
       ConfigError: no recipe has this name, or it has no published table.
@@ -346,10 +346,9 @@ def tables_of(recipe: str) -> list[str]:
 
 @cache
 def _trials(table: str) -> list[tuple[Key, Published | None, Settings]]:
-    """Return (canonical labels, published cell, settings) of the trials of all recipes whose report has the
-    published table.
+    """Return (canonical labels, published cell, settings) of the trials of all recipes that report a published table.
 
-    One trial of every setting.
+    Trials that differ only in their seed are returned once.
     """
     if not (FOLDER / f"{table}.csv").is_file():
         return []
@@ -367,7 +366,7 @@ def _trial(cells: Sequence[Published], raw: Settings) -> tuple[Key, Published | 
     checked = Config.model_validate(raw)
     config = checked.model_dump(mode="json")
     if checked.data.split == "auto" and checked.data.asks_for_fractions:
-        config["data"]["split"] = "fraction"  # as its runs have it
+        config["data"]["split"] = "fraction"  # the value that runs record for "auto"
     if "validation" not in checked.data.model_fields_set:
         config["data"]["validation"] = UNDECIDED
     labels = run_labels(config, {key: value for key, value in raw["labels"].items() if key != "seed"})

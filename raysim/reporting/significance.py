@@ -1,8 +1,8 @@
-"""How sure a difference is: paired effects with their intervals, and a test of which side is better.
+"""Significance of differences: paired effects with intervals, and a test of which side is better.
 
-The Wilcoxon signed-rank test is the one that FedVG's section 5.1 used: exact, one-sided, over pairs of mean accuracies.
-This form reproduces every significance statement of that paper and none that it does not make; the two-sided test does
-not (Elastic at alpha 1: 0.094 two-sided, 0.047 one-sided).
+The test is the Wilcoxon signed-rank test of FedVG, section 5.1: exact, one-sided, over pairs of mean accuracies. The
+one-sided test is significant exactly where the paper states significance; the two-sided test is not (Elastic at
+alpha 1: 0.094 two-sided, 0.047 one-sided).
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from raysim.reporting.tables import (
 
 LEVEL = 0.05
 
-#: Of the intervals of effects.
+#: Confidence level of the intervals of effects.
 CONFIDENCE = 0.95
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p adjusted for the number of tests (Holm 1979): the k-th smallest of m times m - k + 1, and never below a smaller one's.
+    """Return p adjusted by Holm (1979): the k-th smallest of m values times m - k + 1, made non-decreasing, at most 1.
 
-    Rejecting those below a level keeps the chance of any false rejection below that level, however the tests depend.
+    Rejecting where adjusted p is below a level keeps the probability of any false rejection below the level, for any
+    dependence between the tests.
     """
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(len(p))
@@ -50,7 +51,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Wilcoxon:
-    """Outcome of one test. `num_used` pairs differ; the others were dropped, as Wilcoxon does."""
+    """Outcome of a test. `num_used` pairs differ; equal pairs are dropped, as by Wilcoxon."""
 
     p: float
     statistic: float
@@ -67,8 +68,8 @@ def wilcoxon_greater(left: Sequence[float], right: Sequence[float]) -> Wilcoxon:
     """Exact one-sided Wilcoxon signed-rank test of "left is greater than right".
 
     Equal pairs are dropped; tied differences share their mean rank, and the distribution is that of these ranks over
-    all signs, so p is exact with ties as well (scipy's exact form assumes that there are none; without ties both agree).
-    Differences that are equal to nine decimals count as tied: 80.74 - 80.37 and 80.75 - 80.38 are.
+    all signs, so p is exact with ties as well (scipy's exact form assumes no ties; without ties both agree).
+    Differences that are equal to nine decimals count as tied, for example 80.74 - 80.37 and 80.75 - 80.38.
 
     Args:
       left, right: values in the same order of pairs.
@@ -90,20 +91,20 @@ def wilcoxon_greater(left: Sequence[float], right: Sequence[float]) -> Wilcoxon:
     return Wilcoxon(p, observed / 2, len(left), len(gaps), len(sizes) < len(gaps))
 
 
-#: Pairs from which on a standardised effect is printed.
+#: Smallest number of pairs for which a standardised effect is printed.
 LEAST_PAIRS = 3
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The size of a paired difference, left less right.
+    """Size of a paired difference, left minus right.
 
     Attributes:
       mean: of the differences, in the values' own unit.
-      low, high: 95 % interval of that mean by Student's t, which takes the differences for normal; None for one pair.
-      d: mean over standard deviation of the differences (Cohen's d of paired values); None for fewer than LEAST_PAIRS, whose
-        deviation says little, and for equal differences.
-      num_pairs: equal pairs count.
+      low, high: 95 % interval of the mean by Student's t, which assumes normal differences; None for one pair.
+      d: mean over standard deviation of the differences (Cohen's d of paired values); None for fewer than LEAST_PAIRS
+        pairs, whose deviation is unreliable, and for equal differences.
+      num_pairs: number of pairs, including equal pairs.
     """
 
     mean: float
@@ -119,7 +120,7 @@ class Effect:
 
 
 def effect_of(left: Sequence[float], right: Sequence[float]) -> Effect:
-    """The effect of two samples in the same order of pairs, one at least."""
+    """Return the effect of two samples in the same order of pairs, with at least one pair."""
     from scipy.special import stdtrit  # Student's quantile
 
     gaps = np.asarray(left, float) - np.asarray(right, float)
@@ -134,9 +135,9 @@ def effect_of(left: Sequence[float], right: Sequence[float]) -> Effect:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test in a report: is `method` better than `other` in `column`, and by how much?
+    """Test in a report: is `method` better than `other` in `column`, and by how much?
 
-    `reverse`: the test that `other` is better.
+    `reverse`: the test of whether `other` is better.
     """
 
     method: str
@@ -148,7 +149,7 @@ class Comparison:
 
 
 def pairs_of(tables: Sequence[Table], subject: str | None, baseline: str | None) -> list[tuple[str, str]]:
-    """Which rows are tested against which: the subject against all, else all against the baseline; no bounds."""
+    """Return (row, other row) of each test: the subject against all, else all against the baseline; no bounds."""
     bounds = upper_bounds(tables)
     competing = [row for row in all_rows(tables) if row not in bounds]
     if subject is not None:
@@ -167,9 +168,9 @@ def over_seeds(table: Table, pairs: Sequence[tuple[str, str]]) -> list[Compariso
 
 
 def leads(table: Table, row: str, column: Column) -> bool:
-    """Whether a row is significantly better than every other row of a column, over common seeds.
+    """Return whether a row is significantly better than every other row of a column, over common seeds.
 
-    All of these tests have to reject, so that their number needs no adjustment.
+    Since all tests have to reject, p needs no adjustment for the number of tests.
     """
     pairs = [(row, other) for other in table.competing(column) if other != row]
     tests = [test for test in over_seeds(table, pairs) if test.column == column]
@@ -179,7 +180,7 @@ def leads(table: Table, row: str, column: Column) -> bool:
 def _compare(
     metric: ReportMetric, pairs: Sequence[tuple[str, str]], columns: Sequence[Column], cells: Mapping[Place, Cell]
 ) -> list[Comparison]:
-    """A test of each pair of rows in each column, over what both have scores for."""
+    """Return a test of each pair of rows in each column, over the seeds (or tables) that both rows have."""
     comparisons = []
     for (method, other), column in itertools.product(pairs, columns):
         both = [cells[row, column] for row in (method, other) if (row, column) in cells]
@@ -191,19 +192,19 @@ def _compare(
     return comparisons
 
 
-#: How the published tables call the row of gains, and their units.
+#: Method and metrics of average gains in published tables.
 AVERAGE = "average over methods"
 GAINS = ("avg_gain_points", "avg_gain_vs_1_layer_points")
 
 
 def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Published]) -> list[Table]:
-    """The tables with a mean difference for each column that has pairs.
+    """Return the tables, with the mean gain of each column that has pairs.
 
     Args:
-      gain: "FLFA": of the rows "X + FLFA" against "X"; "fa_layers=1": of the columns against the one where that label
-        has that value, row by row. None: of nothing.
+      gain: "FLFA" pairs the rows "X + FLFA" with the rows "X"; "fa_layers=1" pairs each column with the column where
+        the label has the value, row by row; None returns the tables unchanged.
     Raises:
-      LookupError: there is not one pair; its text names the nearest.
+      LookupError: no table has a pair; the message names the nearest label or row.
     """
     if gain is None:
         return list(tables)
@@ -218,7 +219,7 @@ def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Publi
 
 
 def _gains(table: Table, gain: str, theirs: Sequence[Published]) -> dict[Column, Cell]:
-    """The gain of each column over the cells it is counted from."""
+    """Return the mean gain of each column over the reference cells of `_bases`."""
     bases = {place: table.cells[base] for place, base in _bases(table, gain).items() if base in table.cells}
     gains = {}
     for column in table.columns:

@@ -24,7 +24,7 @@ Column = tuple[Label | None, ...]
 #: The row and the column of a cell.
 Place = tuple[str, Column]
 
-#: What the cells of published tables hold.
+#: Metric of the cells of published tables.
 ACCURACY = ReportMetric("accuracy")
 
 #: A sort key of a label's value.
@@ -35,10 +35,10 @@ Rank = tuple[int, bool, float, str]
 class Cell:
     """A cell: a setting over its seeds. Shares in percent; `std` with ddof 1, None for one seed.
 
-    scores: mostly by seed. A cell of a published table has none, and n = 0.
-    metric: what the scores are.
-    is_joint: whether all its runs trained on all examples together.
-    elsewhere: published for the data set and the model that its runs claim, and did not use.
+    scores: by seed in cells of runs, by table in averages, by row in gains; empty in published cells, so that n = 0.
+    metric: metric of the scores.
+    is_joint: whether all runs of the cell trained on all examples together.
+    elsewhere: number published for the data set and the model that the runs claim but did not use.
     """
 
     labels: Mapping[str, Label]
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the published mean."""
+        """The runs' mean minus the published mean; None without runs or published mean."""
         if self.published is None or self.published.value is None or not self.scores:
             return None
         return self.mean - self.published.value
@@ -65,10 +65,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by row and column. `labels` sets the table apart from the others; `names` are the column labels.
+    """Cells by row and column. `labels` distinguish the table from other tables; `names` are the column labels.
 
-    `gains` is a line below the rows, called `gain_name`; empty if none was asked for. A score of such a cell is the
-    difference of a pair of cells, in points. `metric`: what the cells hold.
+    `gains` is a line below the rows, named `gain_name`; empty without `report.gain`. A score of a gain is the
+    difference between two cells, in points. `metric`: metric of the cells.
     """
 
     labels: Mapping[str, Label]
@@ -81,19 +81,19 @@ class Table:
     metric: ReportMetric = ACCURACY
 
     def row_cells(self, row: str) -> dict[Column, Cell]:
-        """The cells that a row has, by column."""
+        """Return the cells of a row, by column."""
         return {column: self.cells[row, column] for column in self.columns if (row, column) in self.cells}
 
     def column_cells(self, column: Column) -> dict[str, Cell]:
-        """The cells that a column has, by row."""
+        """Return the cells of a column, by row."""
         return {row: self.cells[row, column] for row in self.rows if (row, column) in self.cells}
 
     def line(self, row: str) -> list[Cell | None]:
-        """A cell for each column, None where the row has none."""
+        """Return the row's cell in each column, None for a missing cell."""
         return [self.cells.get((row, column)) for column in self.columns]
 
     def competing(self, column: Column) -> dict[str, Cell]:
-        """The cells of a column that are ranked: all but upper bounds."""
+        """Return the cells of a column that are ranked: all except upper bounds."""
         return {row: cell for row, cell in self.column_cells(column).items() if row not in self.bounds}
 
     @property
@@ -102,15 +102,15 @@ class Table:
 
     @cached_property
     def bounds(self) -> frozenset[str]:
-        """Rows of joint training alone: upper bounds for the others, if there are others."""
+        """Rows with joint training only, which are upper bounds for the other rows; empty if all rows are joint."""
         competing = {row for (row, _), cell in self.cells.items() if not cell.is_joint}
         return frozenset(row for row in self.rows if row not in competing) if competing else frozenset()
 
     @cached_property
     def marks(self) -> dict[Place, str]:
-        """Return "best" or "second" for the cells of a column with the best printed mean and the next.
+        """Place -> "best" or "second", for the cells with the best and the second-best printed mean of a column.
 
-        Cells that print the same number get the same mark. A column of one cell has none, and bounds have none.
+        Cells that print the same number get the same mark. A column of one cell has no marks, and bounds have none.
         """
         marks: dict[Place, str] = {}
         for column in self.columns:
@@ -122,14 +122,14 @@ class Table:
 
 
 def label_text(labels: Mapping[str, Label]) -> str:
-    """`CIFAR-10 / ResNet-18, rho = 0.5`: data set and model first, without their names."""
+    """Return labels as text, data set and model first and without keys: `CIFAR-10 / ResNet-18, rho = 0.5`."""
     named = [text(labels[name]) for name in ("dataset", "model") if name in labels]
     rest = [f"{key} = {text(value)}" for key, value in labels.items() if key not in ("dataset", "model")]
     return ", ".join([" / ".join(named)] * bool(named) + rest) or "all runs"
 
 
 def heading(names: Sequence[str], column: Column, quantity: str = "accuracy") -> str:
-    """Return `alpha = 0.1, rho = 1`, without missing labels; without labels, the quantity."""
+    """Return a column's labels as text, `alpha = 0.1, rho = 1`; without column labels, the quantity."""
     parts = [f"{name} = {text(value)}" for name, value in zip(names, column, strict=True) if value is not None]
     return ", ".join(parts) or (f"no {', '.join(names)}" if names else quantity)
 
@@ -162,12 +162,14 @@ def cells_of(
 ) -> list[Cell]:
     """Average the finished runs over their seeds, and find the published number of each cell.
 
-    A run that was made twice (equal parameters at the end) counts once: sweeps that share runs can be reported together.
+    A run that was made twice (equal final parameters and scores) counts once, so that sweeps that share runs can be
+    reported together.
 
     Args:
-      metrics: (labels that the metric adds, metric): a cell of each run for each of them; of several, for those it recorded.
+      metrics: (labels that the metric adds, metric); each makes a cell of a setting. Of several metrics, those that a
+        run did not record are skipped.
     Raises:
-      DataError: two different runs of one setting and seed, or a run without that metric.
+      DataError: two different runs of one setting and seed, or a run that did not record the only metric.
     """
     settings: dict[frozenset[tuple[str, Label]], dict[Label, ReportedRun]] = {}
     for run in runs:
@@ -179,7 +181,7 @@ def cells_of(
             raise DataError(what, f"{twin.folder} and {run.folder}", mend)
     cells = []
     for seeds, (more, metric) in product(settings.values(), metrics):
-        # What a run lacks of several metrics is left out; a single one is an error, which names what there is.
+        # A run without one of several metrics is skipped; for a single metric, `score` raises and names recorded ones.
         known = {seed: run for seed, run in seeds.items() if len(metrics) == 1 or metric.score(run) is not None}
         if known:
             cells.append(_cell(known, more, metric, tables))
@@ -187,7 +189,7 @@ def cells_of(
 
 
 def _is_again(run: ReportedRun, other: ReportedRun, metrics: Sequence[ReportMetric]) -> bool:
-    """Whether two runs came to the same parameters and the same numbers."""
+    """Return whether two runs have the same final parameters and the same scores."""
     params = run.summary.get("params_sha256")
     is_equal = params is not None and params == other.summary.get("params_sha256")
     return is_equal and all(metric.score(run) == metric.score(other) for metric in metrics)
@@ -209,7 +211,7 @@ def _cell(
 
 
 def cell_of(labels: Mapping[str, Label], scores: Mapping[Label, float], published: Published | None = None) -> Cell:
-    """The cell of some scores."""
+    """Return the cell of the given scores."""
     return Cell(labels, *mean_and_std(list(scores.values())), scores, {}, published)
 
 
@@ -220,7 +222,7 @@ def difference(one: Cell, other: Cell) -> float:
 
 
 def paired(one: Cell, other: Cell) -> tuple[list[float], list[float]]:
-    """The scores of the seeds that both have, in the same order."""
+    """Return the scores of the seeds that both cells have, in the same order."""
     common = [seed for seed in one.scores if seed in other.scores]
     return [one.scores[seed] for seed in common], [other.scores[seed] for seed in common]
 
@@ -249,12 +251,12 @@ def averages_of(tables: Sequence[Table]) -> dict[Place, Cell]:
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation with ddof 1; no deviation of one value."""
+    """Return mean and standard deviation with ddof 1; the deviation is None for one value."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def published_cells(tables: Sequence[Published]) -> list[Cell]:
-    """The accuracies of published tables as cells without runs; "-" is left out, and so is a repeated cell."""
+    """Return the accuracies of published tables as cells without runs; "-" and repeated cells are left out."""
     cells: dict[frozenset[tuple[str, Label]], Cell] = {}
     for row in tables:
         if row.metric in ACCURACIES and row.value is not None:
@@ -270,15 +272,15 @@ def make_tables(
 ) -> list[Table]:
     """Arrange cells: a table for each combination of the varying labels beside rows and columns.
 
-    Without columns in the group, every label that varies besides data set, model and rows is one. Labels in `group.ignore` make
-    neither columns nor tables, whatever they hold; cells that differ in them alone are pooled.
+    Without `group.columns`, every varying label except data set, model and rows is a column label. Labels in
+    `group.ignore` make neither columns nor tables; cells that differ only in these labels are pooled.
 
     Args:
-      order: published cells, whose order rows, columns and tables follow where they know them; else numbers and names
-        ascend, and the group's baseline and `against` stand at the ends.
-      metric: what the cells hold.
+      order: published cells; rows, columns and tables follow their order, and unknown values come last, ascending.
+        Without published cells, all values ascend, but the group's baseline is the first row and `against` the last.
+      metric: metric of the cells.
     Raises:
-      ConfigError: no cell has such a label. DataError: two cells fall on one place.
+      ConfigError: no cell has a label that the group names. DataError: two cells fall on one place.
     """
     known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in group.ignore))
     asked = [("rows", group.rows), *(("columns", name) for name in group.columns)]
@@ -323,7 +325,7 @@ def make_tables(
 
 
 def _ranking(order: Sequence[Published]) -> Callable[[str, Label | None], Rank]:
-    """A sort key for label values: as published, then numbers, then names."""
+    """Return a sort key for label values: in published order, then numbers, then names."""
 
     @cache
     def published_values(name: str) -> list[str]:
@@ -338,7 +340,7 @@ def _ranking(order: Sequence[Published]) -> Callable[[str, Label | None], Rank]:
 
 
 def _ascending(value: Label | None) -> tuple[bool, float, str]:
-    """A sort key: numbers, then names."""
+    """Return a sort key for a label value: numbers, then names."""
     as_number = number(value)
     return as_number is None, as_number or 0.0, text(value).casefold()
 
@@ -347,7 +349,7 @@ def row_of(name: str | None, tables: Sequence[Table]) -> str | None:
     """Return the row meant by a user's spelling; None for None.
 
     Raises:
-      LookupError: there is no such row; its text names the nearest.
+      LookupError: there is no such row; the message names the nearest row.
     """
     rows = all_rows(tables)
     if name is None or name in rows:
