@@ -194,7 +194,7 @@ class Federation:
         return end - int(self.test_sizes[client]), end
 
     def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (inputs, targets) of a held-out set: "validation", "test", "unseen" or "test-NAME" (further test sets)."""
+        """Return (inputs, targets) of a held-out set: "validation", "test", "unseen", or "test-NAME" (further sets)."""
         inputs, targets = self._file(name)
         return inputs[:: self._every], targets[:: self._every]
 
