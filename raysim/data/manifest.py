@@ -1,4 +1,4 @@
-"""The manifest of a partitioned set: rows of each client and held-out set, from the set's columns, a spec and a seed."""
+"""The manifest of a partitioned set: rows of clients and held-out sets, from the set's columns, a spec and a seed."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _on_this_node(num_tasks: int) -> Placement:
 
 
 def _reading(place: Placement) -> Placement:
-    """Return the placement as arguments of `read_datasource`: a label selector from Ray 2.64 on, else remote arguments."""
+    """Return the placement for `read_datasource`: a label selector from Ray 2.64 on, remote arguments before."""
     remote = {key: value for key, value in place.items() if key != "concurrency"}
     if "label_selector" not in inspect.signature(ray.data.read_datasource).parameters:
         return {"ray_remote_args": remote}
