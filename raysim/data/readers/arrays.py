@@ -59,7 +59,7 @@ def read_mnist5k(request: Request) -> Contents:
 
 
 def read_medmnist(request: Request) -> Contents:
-    """Read a 2-D MedMNIST set with its official splits. Its name is medmnist's, plus _64, _128 or _224 for large images."""
+    """Read a 2-D MedMNIST set with its official splits; the name ends with _64, _128 or _224 for larger images."""
     import medmnist
 
     flag, _, size = request.name.partition("_")
