@@ -1,7 +1,7 @@
 """Rows of prepared sets: columns and types, as arrays and in Arrow's format.
 
-Inputs are uint8 images, float32 arrays of any shape, or int32 token sequences; targets are an int64 class, uint8 labels (0 or
-1 for each), float32 numbers, or the int32 tokens that follow.
+Inputs are uint8 images, float32 arrays of any shape, or int32 token sequences; targets are an int64 class, uint8 labels
+(0 or 1 for each), float32 numbers, or the int32 tokens that follow.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 class SetRows(NamedTuple):
     """Rows of a set, with types as in KINDS.
 
-    inputs: (n, height, width, channels) images, (n, ...) arrays, (n, length) tokens; targets: (n,) or (n, ...); domains,
-    splits: (n,).
+    inputs: (n, height, width, channels) images, (n, ...) arrays, (n, length) tokens; targets: (n,) or (n, ...);
+    domains, splits: (n,).
     """
 
     inputs: np.ndarray

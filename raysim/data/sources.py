@@ -1,7 +1,7 @@
 """Data sets of `raysim prepare`, and their preparation.
 
-To add a set, write one reader, and one entry of sets.yaml that names the reader. A reader takes a Request (the folder of
-source files and the user's options) and returns Contents: class names and batches in a fixed order. An example, for a set
+To add a set, write a reader, and an entry of sets.yaml that names the reader. A reader takes a Request (the folder of
+source files and the user's options) and returns Contents: class names and batches in a fixed order. Example for a set
 stored as scans.npy (n, height, width) and grades.npy (n,), of which the last 1,000 are the official test images:
 
     def read_scans(request: Request) -> Contents:
@@ -13,7 +13,7 @@ stored as scans.npy (n, height, width) and grades.npy (n,), of which the last 1,
 
     SOURCES["scans"] = Source("knee scans, 64 x 64 grey, 2 grades", read_scans, "the Knee Project, knees.example.org")
 
-Then `raysim prepare scans --root FILES --out data` writes data/scans/scans.arrow, and `data: {name: scans}` trains on it.
+Then `raysim prepare scans --root FILES --out data` writes data/scans/scans.arrow, which `data: {name: scans}` uses.
 For sets of image files, see `read_folder` and the other readers in readers/trees.py, which only list paths and labels.
 """
 

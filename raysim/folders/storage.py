@@ -1,9 +1,9 @@
 """Runs with storage at a URI: a local folder is sent to the URI at every checkpoint.
 
 A run can resume from the URI at any time. Files are sent in this order: records of rounds, files of the checkpoint, the
-file that completes the checkpoint, marks; replaced checkpoints are deleted last. Only changed files are sent. `.holder.json`
-at the URI names the process that started or resumed the run last. Any other process of the run detects the new holder
-at its next checkpoint, and ends.
+file that completes the checkpoint, marks; replaced checkpoints are deleted last. Only changed files are sent.
+`.holder.json` at the URI names the process that started or resumed the run last. Any other process of the run detects
+the new holder at its next checkpoint, and ends.
 """
 
 from __future__ import annotations
