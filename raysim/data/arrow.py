@@ -1,8 +1,9 @@
-"""Prepared sets on disk: Arrow IPC files with an `input` and a `target` of fixed shape, and where the set has them an int64
-`domain` and an int8 `split` (0 train, 1 validation, 2 test).
+"""Prepared sets on disk: Arrow IPC files with columns `input` and `target` of fixed shape.
 
-Inputs are uint8 images, float32 arrays of any shape, or int32 token sequences; targets are an int64 class, uint8 labels (0 or
-1 for each), float32 numbers, or the int32 tokens that follow."""
+Optional columns are an int64 `domain` and an int8 `split` (0 train, 1 validation, 2 test). Inputs are uint8 images,
+float32 arrays of any shape, or int32 token sequences; targets are an int64 class, uint8 labels (0 or 1 for each),
+float32 numbers, or the int32 tokens that follow.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def _prepare(path: Path, *options: str) -> str:
     return f"run `{command('raysim', 'prepare', path.stem, '--out', path.parent.parent, *options)}`"
 
 
-#: Checksum over the other fields of a description: what passes it has the types that `to_json` wrote.
+#: Checksum over the other fields of a description: fields that match it have the types that `to_json` wrote.
 SEAL = "description_sha256"
 
 
@@ -38,17 +39,18 @@ SEAL = "description_sha256"
 class SetInfo:
     """Description of a set. shape: of one input; checksum: SHA-256 over inputs, targets, domains and splits.
 
-    task: what the targets are for, see `raysim.training.tasks`; classes: names of the outputs: classes, labels, numbers, or
+    task: task of the targets, see `raysim.training.tasks`; classes: names of the outputs: classes, labels, numbers, or
     tokens.
-    input_type, target_type, target_shape: see KINDS; vocabulary: how many different tokens the inputs have, 0 for others.
-    mean, deviation: of the training rows, all rows where it has no official split, for each entry of an input's last axis, of
-    pixels in [0, 1]; empty for tokens.
-    source: where it came from, in words; source_checksum: SHA-256 over the source files, empty if there were none.
-    columns: names of the entries of an input, where a table had them; reading: how each column of the table was read, in words.
-    resize: how its images were resized when it was prepared, in words; empty: not.
-    options: what else was asked of its reader, as on the command line; left_out: what the reader left out, in words.
+    input_type, target_type, target_shape: see KINDS; vocabulary: number of different input tokens, 0 without tokens.
+    mean, deviation: for each entry of an input's last axis, over the training rows (all rows of a set without an
+    official split), with pixels in [0, 1]; empty for tokens.
+    source: origin of the set, in words; source_checksum: SHA-256 over the source files, empty without source files.
+    columns: names of the entries of an input, for a table; reading: how each column of the table was read, in words.
+    resize: how images were resized during preparation, in words; empty if they were not.
+    options: other options of the reader, as on the command line; left_out: parts of the sources that the reader left
+    out, in words.
     made_by: fingerprint of the user's own reader and its sources, see `reader_api.fingerprint`; empty for other sets.
-    read_from: folder or file of the sources when it was made; empty if there were none.
+    read_from: folder or file of the sources at preparation; empty without source files.
     """
 
     name: str
@@ -88,7 +90,7 @@ class SetInfo:
         """Read the description of the set at `path`.
 
         Raises:
-          OSError, ValueError, TypeError: it is missing or damaged.
+          OSError, ValueError, TypeError: the description is missing or damaged.
         """
         fields = read_json(describe(path))
         if not isinstance(fields, dict):
@@ -109,12 +111,12 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def describe(path: Path) -> Path:
-    """The JSON description beside a set's Arrow file."""
+    """Return the path of the JSON description beside a set's Arrow file."""
     return path.with_suffix(".json")
 
 
 def is_prepared(path: Path) -> bool:
-    """Return whether a set and its description exist; the description is written first."""
+    """Return whether a set and its description exist; `write_set` moves the description into place first."""
     return path.is_file() and describe(path).is_file()
 
 
@@ -122,7 +124,8 @@ def made_once(path: Path, there: Callable[[], SetInfo | None], make: Callable[[]
     """Return the set at a path, created on first use by a single process.
 
     Args:
-      there: the set if it is there as wanted; asked again once other processes are done.
+      there: returns the existing set if it can be reused, else None; called again after waiting for the lock.
+      make: writes the set.
     """
     if info := there():
         return info
@@ -140,15 +143,15 @@ def write_set(
     source: str = "",
     **about: Any,
 ) -> SetInfo:
-    """Write a set whole or not at all.
+    """Write a set atomically: completely or not at all.
 
     Args:
       classes: names of the outputs, see `SetInfo`.
       batches: (inputs, targets[, domains, splits]), one record batch each; all batches have the same columns.
-      about: further fields of `SetInfo`: domains where the batches have that column, task, vocabulary, columns, reading,
-        left_out, options, source_checksum, made_by, read_from, resize.
+      about: further fields of `SetInfo`: domains (required if the batches have domains), task, vocabulary, columns,
+        reading, left_out, options, source_checksum, made_by, read_from, resize.
     Raises:
-      DataError: a target outside the classes, a number that is not finite, inputs of different shapes, no example at all, or
+      DataError: a target outside the classes, a number that is not finite, inputs of different shapes, no examples, or
         no space on the disk.
     """
     digest, count, writer, moments = hashlib.sha256(), 0, None, Moments()
@@ -177,7 +180,8 @@ def write_set(
         mean, deviation = moments.result()
         info = replace(info, num_examples=count, checksum=digest.hexdigest(), mean=mean, deviation=deviation)
         description.write_text(info.to_json())
-        # The data make the set complete: the old ones go before the description changes, the new ones come after.
+        # The Arrow file makes the set complete: the old file is deleted before the description changes, and the new
+        # file is moved into place last.
         path.unlink(missing_ok=True)
     return info
 
@@ -189,7 +193,7 @@ class Moments:
         self._count, self._first, self._sums = 0, np.zeros(1), np.zeros((2, 1))
 
     def add(self, batch: SetRows) -> None:
-        """Take the training rows of a batch; all rows where it has no splits."""
+        """Add the training rows of a batch; all rows of a batch without splits."""
         rows = batch.inputs if batch.splits is None else batch.inputs[batch.splits == 0]
         if rows.dtype == np.int32 or not len(rows):  # tokens have no mean
             return
@@ -198,12 +202,12 @@ class Moments:
             self._first = values[0] / scale
         length = max(1, (1 << 20) // values.shape[1])  # floats of a part at a time
         for start in range(0, len(values), length):
-            part = values[start : start + length] / scale - self._first  # so that no large mean swallows the deviation
+            part = values[start : start + length] / scale - self._first  # a large mean would cancel the deviation
             self._sums = self._sums + np.stack([part.sum(0), np.square(part).sum(0)])
         self._count += len(values)
 
     def result(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """(mean, population deviation); an entry that never changes has deviation 1, and tokens have neither."""
+        """Return (mean, population deviation); a constant entry has deviation 1; both are empty for tokens."""
         if not self._count:
             return (), ()
         mean, square = self._sums / self._count
@@ -213,7 +217,7 @@ class Moments:
 
 
 def _check_values(batch: SetRows, info: SetInfo, where: str, first: int) -> None:
-    """Raise DataError at the first class, label, token, domain or split without a name, or at a non-finite number."""
+    """Raise DataError at the first class, label, token, domain or split out of range, or at a non-finite number."""
     limits = {"target": len(info.classes), "domain": len(info.domains), "split": len(SPLITS), "input": info.vocabulary}
     if info.target_type == "uint8":
         limits["target"] = 2
@@ -229,7 +233,7 @@ def _check_values(batch: SetRows, info: SetInfo, where: str, first: int) -> None
 
 
 def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
-    """Raise DataError for a batch that does not fit the set, or with inconsistent columns."""
+    """Raise DataError for a batch whose shapes or types differ from the set's, or whose columns differ in length."""
     kind = "image" if info.is_images else "input"
     if not all(info.shape):
         entry = "pixel" if info.is_images else "number"
@@ -250,9 +254,10 @@ def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
 
 
 class PreparedSet:
-    """A memory-mapped set: no pixel is read before it is asked for.
+    """A memory-mapped set: pixels are read on access.
 
-    batches: as they were written, views of the mapped file; starts: (len(batches) + 1,), their first rows, and the end.
+    batches: record batches of the file, as views of the mapped file; starts: (len(batches) + 1,), the first row of each
+    batch, and the end.
     """
 
     def __init__(self, path: Path):
@@ -263,7 +268,7 @@ class PreparedSet:
         damage = f"the description {describe(path).name} is missing or damaged"
         with explained(damage, path, again, OSError, ValueError, TypeError, AttributeError):
             self.info = SetInfo.read(path)
-        # What is missing or of another type in a table that somebody made by hand is an error of pyarrow's or of Python's own.
+        # A file made by hand may lack columns or have other types: pyarrow or Python then raises one of these errors.
         kinds = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, AttributeError)
         with explained("not a readable Arrow IPC file of a set", path, again, *kinds):
             reader = pa.ipc.open_file(pa.memory_map(str(regular_file(path))))
@@ -278,22 +283,22 @@ class PreparedSet:
 
     @property
     def targets(self) -> np.ndarray:
-        """(n,) or (n, ...), see KINDS."""
+        """Targets of all rows: (n,) or (n, ...), see KINDS."""
         return np.concatenate([batch.targets for batch in self.batches])
 
     @property
     def labels(self) -> np.ndarray:
-        """(n,) int64: the group of each row, see `SetInfo.groups`: its class, or 0."""
+        """(n,) int64 group of each row, see `SetInfo.groups`: the class, or 0 for targets without classes."""
         return self.targets if self.info.groups is self.info.classes else np.zeros(len(self), np.int64)
 
     @property
     def domains(self) -> np.ndarray | None:
-        """(n,) int64, which of `info.domains` an example is from; None if the set has none."""
+        """(n,) int64 index into `info.domains` of each row; None for a set without domains."""
         return self._optional("domain")
 
     @property
     def splits(self) -> np.ndarray | None:
-        """(n,) int8: 0 train, 1 validation, 2 test, as published with the set; None if it has no official split."""
+        """(n,) int8 official split of each row: 0 train, 1 validation, 2 test; None without an official split."""
         return self._optional("split")
 
     def _optional(self, column: str) -> np.ndarray | None:
@@ -301,7 +306,7 @@ class PreparedSet:
         return np.concatenate(parts) if parts else None
 
     def verify(self) -> None:
-        """Read the whole set; raise DataError for a wrong checksum, or for values without a name."""
+        """Read the whole set; raise DataError for a wrong checksum, values out of range, or non-finite numbers."""
         digest = hashlib.sha256()
         for first, batch in zip(self.starts.tolist(), self.batches, strict=False):
             _check_values(batch, self.info, f"{self.path}, row", first)
@@ -311,7 +316,7 @@ class PreparedSet:
             raise DataError(what, str(self.path), f"the file was damaged or changed; {_prepare(self.path, '--again')}")
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, targets) of the given rows, in their order; reads only these."""
+        """Return (inputs, targets) of the given rows, in the given order; reads no other rows."""
         inputs = np.empty((len(rows), *self.info.shape), self.info.input_type)
         targets = np.empty((len(rows), *self.info.target_shape), self.info.target_type)
         owners = np.searchsorted(self.starts, rows, side="right") - 1
@@ -322,7 +327,7 @@ class PreparedSet:
         return inputs, targets
 
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, targets) of a set written as one record batch: views of the mapped file."""
+        """Return (inputs, targets) of all rows: views of the mapped file for a single record batch, else copies."""
         if len(self.batches) == 1:
             return self.batches[0].inputs, self.batches[0].targets
         return self.take(np.arange(len(self)))

@@ -1,4 +1,4 @@
-"""How many examples of each class each client gets: draws of (classes, clients) counts, bounded in number."""
+"""Dirichlet draws of (classes, clients) counts: the examples of each class for each client. Redraws are bounded."""
 
 from __future__ import annotations
 
@@ -11,59 +11,60 @@ from numpy.random import Generator
 
 from raysim.base.errors import DataError
 
-#: Random numbers after which redraws end, about ten seconds, and those that are drawn at once. CIFAR-10 over 100 clients at
+#: Limit of random numbers in all redraws (about ten seconds), and in one batch of draws. CIFAR-10 over 100 clients at
 #: alpha 0.05, at least 10 examples each (FedVG), takes up to 30,000 draws of 1,000 numbers.
 MAX_NUMBERS, BATCH_NUMBERS = 10**8, 10**6
 
-#: Draws after which redraws end where draws are made one by one, which costs up to 5 ms each.
+#: Limit of redraws for forms that draw one by one, at up to 5 ms a draw.
 MAX_SINGLE_DRAWS = 10_000
 
-#: So many draws show whether there is hope: none where fewer than one draw in 10^12 would succeed.
+#: After TRIAL_DRAWS draws, redraws stop if a draw would succeed with a probability below HOPELESS.
 TRIAL_DRAWS, HOPELESS = 200, 1e-12
 
-#: (examples per class, number of clients, alpha, generator) -> (classes, clients) int64: how many each client gets.
+#: (examples per class, number of clients, alpha, generator) -> (classes, clients) int64 counts.
 Draw = Callable[[np.ndarray, int, float, Generator], np.ndarray]
 
 
 def cut(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator) -> np.ndarray:
-    """Each class in shares ~ Dir(alpha), rounded: the form of FedVG and FLFA."""
+    """Cut each class into shares ~ Dir(alpha), rounded: the form of FedVG and FLFA."""
     return cut_many(totals, num_clients, alpha, rng, 1)[0]
 
 
 def cut_many(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator, num_draws: int) -> np.ndarray:
-    """(draws, classes, clients) int64: results of repeated calls of `cut`."""
+    """Return (draws, classes, clients) int64: the results of repeated calls of `cut`."""
     # Tiny alphas can underflow to 0/0: the last client then gets the class.
     shares = np.nan_to_num(rng.dirichlet(np.full(num_clients, alpha), size=num_draws * len(totals)))
     return whole(shares, np.tile(totals, num_draws)).reshape(num_draws, len(totals), num_clients)
 
 
 def whole(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """(rows, n) shares of (rows,) totals in whole numbers that add up."""
+    """Return (rows, n) whole numbers close to shares * totals; each row sums to its total. shares: (rows, n)."""
     cuts = np.floor(np.cumsum(shares, axis=1) * totals[:, None] + 1e-9).astype(np.int64)
     cuts[:, -1] = totals
     return np.diff(cuts, axis=1, prepend=0)
 
 
 def multinomial(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator) -> np.ndarray:
-    """Each example of a class draws its client from the class's p ~ Dir(alpha): LIVAR's form."""
+    """Draw the client of each example from its class's p ~ Dir(alpha): LIVAR's form."""
     return rng.multinomial(totals, np.nan_to_num(rng.dirichlet(np.full(num_clients, alpha), size=len(totals))))
 
 
 def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator) -> np.ndarray:
-    """Each class in shares ~ Dir(alpha), class after class; clients that have their equal share already take no part.
+    """Cut each class into shares ~ Dir(alpha), class after class, among clients below an equal share of all examples.
 
-    As in the code of MOON and FedUV: the cuts are truncated as they are, so that rounding leaves single examples of a
-    class at the next client, full or not. At alpha 0.01 that is a third of the classes that a client of CIFAR-100 has.
+    As in the code of MOON and FedUV, the cuts are truncated, so that rounding gives single examples of a class to the
+    next client, even to a client above its equal share. At alpha 0.01, a third of the classes of a CIFAR-100 client are
+    due to this rounding.
     """
     counts = np.zeros((len(totals), num_clients), np.int64)
     gammas = rng.standard_gamma(alpha, size=(len(totals), num_clients))
-    # As `np.random.dirichlet` makes shares of them, to the bit: what is truncated hangs on the last one. `rng.dirichlet`
-    # would round the tiny shares of a small alpha, which decide among the clients that are left, to 0.
+    # Normalised as in `np.random.dirichlet`, bit by bit, since truncation depends on the last bit. `rng.dirichlet`
+    # would round the tiny shares of a small alpha to 0, although they decide among the clients below their equal share.
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = gammas * (1 / np.cumsum(gammas, axis=1)[:, -1:])
     for row, shares in enumerate(drawn):
         is_open = counts.sum(axis=0) < totals.sum() / num_clients
-        # Where all shares vanish, which that code does not survive, the clients that are left share evenly.
+        # If all shares vanish, the code of MOON and FedUV fails; here the clients below their equal share share evenly.
         shares = shares * is_open if 0 < (shares * is_open).sum() < np.inf else is_open.astype(float)
         cuts = (np.cumsum(shares / shares.sum()) * totals[row]).astype(np.int64)
         cuts[-1] = totals[row]
@@ -72,9 +73,10 @@ def cut_capped(totals: np.ndarray, num_clients: int, alpha: float, rng: Generato
 
 
 def filled(left: np.ndarray, sizes: Sequence[int], alpha: float, rng: Generator) -> np.ndarray:
-    """(classes, clients) int64: clients of the given sizes draw in turn from the remaining examples.
+    """Return (classes, clients) int64: clients of the given sizes draw in turn from the remaining examples.
 
-    Each draws its examples from p ~ Dir(alpha), then takes the most probable classes with any left.
+    Each client draws its examples by p ~ Dir(alpha); where a class is exhausted, it takes examples of the most probable
+    remaining classes instead.
     """
     columns = []
     for size in sizes:
@@ -97,12 +99,14 @@ def redraw(
     min_samples: int,
     on_drawn: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """(classes, clients) int64: the first draw in which every client has `min_samples`, of as many as `_most_draws` says.
+    """Return (classes, clients) int64: the first draw in which every client has at least `min_samples` examples.
+
+    `_most_draws` limits the number of draws.
 
     Args:
-      on_drawn: on_drawn(number of that draw, from 1).
+      on_drawn: on_drawn(number of the successful draw, from 1).
     Raises:
-      DataError: there is none; names an alpha and a number of clients that a few quick draws show to work.
+      DataError: no draw succeeded; the message names an alpha and a number of clients at which a few draws succeed.
     """
     totals = np.unique(labels, return_counts=True)[1]
     before = pickle.dumps(rng.bit_generator.state)
@@ -120,27 +124,27 @@ def redraw(
 
 
 def _most_draws(draw: Draw, num_numbers: int) -> int:
-    """Return the number of draws for a number of random values; independent of time, so that all machines agree."""
+    """Return the limit of draws of `num_numbers` random numbers each; it does not depend on the machine's speed."""
     most = MAX_NUMBERS // num_numbers
     return max(1, most if draw is cut else min(most, MAX_SINGLE_DRAWS))
 
 
-# A sweep asks for one draw with several validation sets, and in the process of each trial.
+# A sweep repeats the same draw for several validation sets, and in the process of each trial.
 @lru_cache(maxsize=128)
 def _first(
     draw: Draw, totals: tuple[int, ...], num_clients: int, alpha: float, min_samples: int, state: bytes, limit: int
 ) -> tuple[np.ndarray, int, bytes]:
-    """Return (counts, index of the draw, generator state after it): the first sufficient draw, or the best of
-    `limit`.
+    """Return (counts, number of draws made, generator state after them) of the first sufficient draw, or the best draw.
 
-    Draws come in batches, each twice as long as the one before; the numbers are those of draws one by one.
+    At most `limit` draws are made, fewer if success is hopeless. Draws are made in batches of doubling length; the
+    results are the same as of draws one by one.
     """
     sizes, rng = np.array(totals), np.random.default_rng()
     rng.bit_generator.state = pickle.loads(state)
     most = max(1, BATCH_NUMBERS // (num_clients * len(totals))) if draw is cut else 1
 
     def draw_many(count: int) -> np.ndarray:
-        """(count, classes, clients): several draws at once; only `cut` gives the same numbers as single draws."""
+        """Return (count, classes, clients) draws. `cut` draws many at once; other forms draw one, and count is 1."""
         if draw is cut:
             return cut_many(sizes, num_clients, alpha, rng, count)
         return draw(sizes, num_clients, alpha, rng)[None]
@@ -157,7 +161,7 @@ def _first(
         enough = np.flatnonzero(least >= min_samples)
         if len(enough):
             used = int(enough[0]) + 1
-            if used < length:  # the generator goes on where draws one by one would have left it
+            if used < length:  # leave the generator in the state after single draws
                 rng.bit_generator.state = before
                 draw_many(used)
             return drawn[used - 1], tried + used, pickle.dumps(rng.bit_generator.state)
@@ -170,10 +174,10 @@ def _first(
 
 
 def _is_hopeless(num_short: int, num_draws: int, num_clients: int) -> bool:
-    """Whether the draws show that success is hopeless.
+    """Return whether the draws so far show that success is hopeless.
 
-    The chance that all clients have enough is at most the product of the chances of each: shares of one whole are
-    negatively associated.
+    The probability that all clients have enough examples is at most the product of the clients' probabilities, since
+    the shares of a whole are negatively associated.
     """
     if num_draws < TRIAL_DRAWS:
         return False
@@ -181,7 +185,7 @@ def _is_hopeless(num_short: int, num_draws: int, num_clients: int) -> bool:
 
 
 def _remedy(draw: Draw, totals: np.ndarray, num_clients: int, alpha: float, min_samples: int) -> str:
-    """What a few draws show to work: the next larger round alpha, the largest number of clients."""
+    """Return a remedy that succeeds in a few draws: the next larger round alpha, or the largest number of clients."""
     rng = np.random.default_rng(0)
 
     def works(clients: int, alpha: float) -> bool:

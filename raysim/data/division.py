@@ -1,9 +1,10 @@
-"""A divided set in files and in numbers: who has which example, which examples are held out, how mixed the labels are.
+"""Divisions of a set: the client and the split of each example, partition files, and label statistics.
 
-Its file is CSV or Parquet with the columns `example,client,split`, or JSON with a list of such rows. An example is a row of
-the prepared set, counted from 0. Splits are train, validation, test and unused; held-out examples have a client only where
-they are the clients' own. Without the column `split` the settings of `data` say what is held out, and the file says who
-gets the rest; JSON may then also be an object, client: [examples]. The order of the rows does not count.
+A partition file is CSV or Parquet with the columns `example,client,split`, or JSON with a list of such rows. An example
+is a row of the prepared set, counted from 0. Splits are train, validation, test and unused; held-out examples have a
+client only if clients have held-out examples of their own. Without the column `split`, the settings of `data` choose
+the held-out examples, and the file assigns the remaining examples to clients; JSON may then also be an object, client:
+[examples]. The order of the rows has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from raysim.base.reading import read_json, regular_file
 from raysim.base.texts import cells
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
-#: Names of the values of a split column, and of examples that nobody has.
+#: Names of the values of a split column; UNUSED: examples in no split.
 UNUSED = 3
 SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST, "unused": UNUSED}
 
@@ -34,10 +35,10 @@ MOST_CSV_ROWS = 200_000
 #: Name -> (rows,) values; objects where they are names.
 Table = dict[str, np.ndarray]
 
-#: What other content raises.
+#: Errors raised by reading a malformed partition file.
 MISREAD = (OSError, ValueError, TypeError, AttributeError, OverflowError)
 
-#: Client of an example that has none.
+#: Client number of an example without a client.
 NOBODY = -1
 
 
@@ -56,7 +57,7 @@ class Division:
 
     @staticmethod
     def of(parts: Sequence[np.ndarray], validation: np.ndarray, test: np.ndarray, num_examples: int) -> Division:
-        """Return the division in which clients train on their parts, held-out rows excepted."""
+        """Return the division in which clients train on their parts, except for the held-out rows."""
         owners, splits = np.full(num_examples, NOBODY), np.full(num_examples, UNUSED)
         rows = np.concatenate(parts)
         owners[rows], splits[rows] = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), TRAIN
@@ -64,17 +65,17 @@ class Division:
         return Division(owners, splits, len(parts))
 
     def rows(self, split: int) -> np.ndarray:
-        """Rows of a split: client after client, rising for each."""
+        """Return the rows of a split: client after client, in ascending order for each client."""
         rows = np.flatnonzero(self.splits == split)
         return rows[np.argsort(self.owners[rows], kind="stable")]
 
     def sizes(self, *splits: int) -> np.ndarray:
-        """(num_clients,) int64: examples of each client in these splits."""
+        """Return (num_clients,) int64: the number of examples of each client in the given splits."""
         is_counted = (self.owners != NOBODY) & np.isin(self.splits, splits)
         return np.bincount(self.owners[is_counted], minlength=self.num_clients)
 
     def reordered(self, order: np.ndarray) -> Division:
-        """The same with its clients in another order. order: (num_clients,) int64, their present numbers."""
+        """Return the division with renumbered clients. order: (num_clients,) int64, old numbers in the new order."""
         return replace(self, owners=np.where(self.owners == NOBODY, NOBODY, np.argsort(order)[self.owners]))
 
     def without_last(self, count: int) -> tuple[Division, np.ndarray]:
@@ -86,18 +87,19 @@ class Division:
 
     @property
     def table(self) -> Table:
-        """The division as the file above, with all columns and a row for each example of the set."""
+        """Table of a partition file, with all columns and a row for each example of the set."""
         names = np.array(list(SPLITS), object)[self.splits]
         return {"example": np.arange(len(names)), "client": np.ma.masked_equal(self.owners, NOBODY), "split": names}
 
 
 @dataclass(frozen=True)
 class DivisionFile:
-    """What a file says of every example of a set.
+    """Content of a partition file, for all examples of a set.
 
     Attributes:
-      owners: (n,) int64, NOBODY where it names no client.
-      splits: (n,) int64 values of SPLITS; None where the file has no such column.
+      where: description of the file, for messages.
+      owners: (n,) int64, NOBODY for examples without a client.
+      splits: (n,) int64 values of SPLITS; None for a file without a split column.
     """
 
     where: str
@@ -105,10 +107,10 @@ class DivisionFile:
     splits: np.ndarray | None
 
     def division(self, num_clients: int) -> Division:
-        """The whole division, of a file with splits.
+        """Return the complete division, for a file with splits.
 
         Raises:
-          DataError: an example to train on without a client; some held-out examples with one and others without.
+          DataError: a training example without a client; held-out examples of which only some have a client.
         """
         assert self.splits is not None
         self.of(np.flatnonzero(self.splits == TRAIN))
@@ -121,10 +123,10 @@ class DivisionFile:
         return Division(np.where(self.splits == UNUSED, NOBODY, self.owners), self.splits, num_clients)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """(n,) clients of these rows, which are to be trained on.
+        """Return (n,) clients of the given training rows.
 
         Raises:
-          DataError: one has no client.
+          DataError: a row has no client.
         """
         owners = self.owners[rows]
         if (owners == NOBODY).any():
@@ -134,11 +136,11 @@ class DivisionFile:
 
 
 def read_division(path: Path, *, num_examples: int, num_clients: int) -> DivisionFile:
-    """Read such a file for a set of so many examples.
+    """Read a partition file for a set of `num_examples` examples.
 
     Raises:
-      DataError: it cannot be read, lacks a column, names an example or a client that is not there, an example twice, an
-      unknown split, or, with splits, not every example.
+      DataError: the file cannot be read, lacks a column, names an example or a client that does not exist, an example
+        twice, or an unknown split, or has splits but not every example.
     """
     where = f"partition file {path}"
     mend = "write example,client or example,client,split"
@@ -185,19 +187,19 @@ def _table_of_csv(path: Path) -> pa.Table:
 
 
 def _table_of_json(path: Path) -> pa.Table:
-    """The table of a list of rows, or of client: [examples]."""
+    """Read JSON with a list of rows, or with an object client: [examples]."""
     rows = read_json(path)
     if isinstance(rows, dict):
         rows = [{"example": example, "client": int(client)} for client, held in rows.items() for example in held]
     return pa.Table.from_pylist(rows)
 
 
-#: By the end of a file's name; any other is CSV.
+#: File name suffix -> reader; other suffixes are read as CSV.
 _READ = {".json": _table_of_json, ".parquet": read_table}
 
 
 def _columns(table: pa.Table) -> tuple[np.ndarray, np.ndarray, Sequence[str | None] | None]:
-    """Examples, their clients, their splits or None. Raises ValueError."""
+    """Return (examples, clients, split names or None). Raises ValueError: a column or an example is missing."""
     if missing := {"example", "client"} - set(table.column_names):
         lacking = " and ".join(f"no column {name}" for name in sorted(missing))
         raise ValueError(f"{lacking}; there is {', '.join(table.column_names) or 'none'}")
@@ -209,7 +211,11 @@ def _columns(table: pa.Table) -> tuple[np.ndarray, np.ndarray, Sequence[str | No
 
 
 def label_entropy(class_counts: np.ndarray) -> np.ndarray:
-    """(num_clients,) bits: 0 for one class, log2(classes) for all alike. class_counts: (num_clients, classes)."""
+    """Return (num_clients,) label entropies in bits: 0 for a single class, log2(classes) for equal counts.
+
+    Args:
+      class_counts: (num_clients, classes).
+    """
     shares = class_counts / np.maximum(1, class_counts.sum(axis=1, keepdims=True))
     logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
     return np.abs((shares * logs).sum(axis=1))
@@ -218,11 +224,12 @@ def label_entropy(class_counts: np.ndarray) -> np.ndarray:
 def partition_table(
     class_counts: np.ndarray, classes: Sequence[str] = (), validation_counts: np.ndarray | None = None
 ) -> Table:
-    """A row per client: examples, classes present, label entropy in bits, the largest class and its share.
+    """Return a table with a row per client: examples, classes, label entropy in bits, largest class and its share.
 
     Args:
-      classes: names, for a column of examples of each; none, if empty.
-      validation_counts: (classes,) of the server's validation set, whose row is the last, `validation`.
+      class_counts: (num_clients, classes).
+      classes: names of classes, each for a column with its number of examples; no such columns if empty.
+      validation_counts: (classes,) of the server's validation set, whose row `validation` is the last row.
     """
     names, counts = np.arange(len(class_counts)).astype(object), class_counts
     if validation_counts is not None and validation_counts.sum():
@@ -240,7 +247,7 @@ def partition_table(
 
 
 def table_file(table: Table) -> tuple[str, bytes]:
-    """(how its name ends, content) of a table's file: CSV, beyond MOST_CSV_ROWS rows Parquet."""
+    """Return (file name suffix, content) of a table's file: CSV, or Parquet above MOST_CSV_ROWS rows."""
     columns = list(table.values())
     if len(columns[0]) > MOST_CSV_ROWS:
         content = pa.BufferOutputStream()

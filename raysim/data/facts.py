@@ -1,7 +1,8 @@
 """Facts about published sets, and the comparison of a reader's result with the facts.
 
-A tree from a mirror, the folder above the right one, or half a download are read without a fault: they are only another set.
-So a named set is compared with what its publisher says of it, also where `folder` or `npz` made it under that name.
+A mirror's folder tree, the parent of the right folder, or half a download are read without an error, as a different
+set. A set with a published name is therefore compared with its publisher's numbers, even if the reader is `folder` or
+`npz`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from raysim.data.rows import SPLITS, SetRows
 
 @dataclass(frozen=True)
 class Facts:
-    """A published set in numbers, see sets.yaml."""
+    """Published facts of a set, see sets.yaml.
+
+    examples: split or domain -> number of examples; "" for all. classes: names, or only their number.
+    """
 
     examples: Mapping[str, int]
     classes: tuple[str, ...] | int
@@ -32,10 +36,13 @@ class Facts:
 
 
 def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, is_resized: bool) -> Contents:
-    """The contents, compared with the facts: names at once, counts and pixels when the last batch has passed.
+    """Return contents that are compared with the facts.
+
+    Names are compared at once, image shapes with each batch, and counts after the last batch.
 
     Raises:
-      DataError: what differs, with what was expected, what was found, and the likely cause. From the batches, for counts.
+      DataError: a difference; the message has the expected and the found value and the likely cause. Differences of
+        shapes and counts are raised while the batches are read.
     """
     where = str(root) if root is not None else name
     if fault := _name_fault(contents, facts):
@@ -60,7 +67,7 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
 
 
 def _counts(batch: SetRows, domains: Sequence[str], facts: Facts) -> dict[str, int]:
-    """Examples of a batch under the keys of `facts.examples`."""
+    """Return the number of examples in a batch under each key of `facts.examples`."""
     if set(facts.examples) & set(SPLITS) and batch.splits is not None:
         return {SPLITS[code]: int((batch.splits == code).sum()) for code in np.unique(batch.splits)}
     if set(facts.examples) & set(domains) and batch.domains is not None:
@@ -69,7 +76,7 @@ def _counts(batch: SetRows, domains: Sequence[str], facts: Facts) -> dict[str, i
 
 
 def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
-    """(what differs in classes or domains, the likely cause)."""
+    """Return (difference in classes or domains, likely cause); None without a difference."""
     classes, expected = contents.classes, facts.classes
     below = f"give the folder that holds {_some(facts.domains or (expected if isinstance(expected, tuple) else ('train',)))}"
     if set(classes) & set(facts.domains):
@@ -130,5 +137,5 @@ def _facts(stated: dict[str, Any]) -> Facts:
 #: Content of sets.yaml.
 SETS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("sets.yaml").read_text())
 
-#: Sets whose numbers their publishers give.
+#: Set -> published facts, for sets with facts in sets.yaml.
 FACTS = {name: _facts(about["facts"]) for name, about in SETS["sets"].items() if "facts" in about}

@@ -23,20 +23,20 @@ from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import Write, clients_per_shard, shard_plan, write_files, write_serially
 from raysim.folders.files import partial_file
 
-#: Of the index; folders of another form are built again.
+#: Version of the index format; folders of another version are rebuilt.
 FORM = 4
 
 COUNTS = "counts.safetensors"
 
-#: What a manifest may hold of them: as JSON, those of a million clients took seconds in every process.
+#: Arrays of a manifest in COUNTS. As JSON, arrays of a million clients took seconds to read in every process.
 ARRAYS = ("class_counts", "domain_counts", "test_domains", "test_sizes", "unseen_sizes")
 
-#: What reading such files raises where they are damaged.
+#: Errors raised by reading a damaged index or COUNTS file.
 DAMAGE = (OSError, ValueError, SafetensorError)
 
 
 def build_shards(manifest: Manifest, cache: Path, write: Write = write_serially) -> Path:
-    """The folder with a manifest's shards, see `build_all_shards`."""
+    """Return the folder with a manifest's shards, see `build_all_shards`."""
     return build_all_shards([manifest], cache, write)[0]
 
 
@@ -48,20 +48,20 @@ def build_all_shards(
 ) -> list[Path]:
     """Return the shard folders of manifests: built once, atomically, and reused by later runs.
 
-    Runs that start together wait for the one that builds; a folder whose files are missing, cut short or unreadable is
-    built again. Manifests of one set are built together: each row is read and preprocessed once for all of them.
+    Runs that start together wait for the first run to build; a folder with missing, truncated or damaged files is
+    rebuilt. Manifests of the same set and preprocessing are built together: each row is read and preprocessed once.
 
     Args:
-      write: writes the rows to the files; the Ray Data pipeline does it in parallel.
-      on_progress: on_progress(rows written, rows in all) of what is built together.
+      write: writes the rows to the files; the Ray Data pipeline writes in parallel.
+      on_progress: on_progress(rows written, rows in all), for each group of manifests that is built together.
     Raises:
-      DataError: no space, or no permission, to write them.
+      DataError: no space on the disk, or no permission to write.
     """
     folders = {manifest.checksum: cache / manifest.checksum[:24] for manifest in manifests}
     mend = "free space on the disk, or set data.root to a writable folder"
     with explained("cannot write shards", cache, mend, OSError), ExitStack() as locks:
         cache.mkdir(parents=True, exist_ok=True)
-        for folder in sorted(folders.values()):  # in one order: two that build the same ones cannot wait for each other
+        for folder in sorted(folders.values()):  # the same order in all processes prevents a deadlock
             locks.enter_context(FileLock(cache / f".{folder.name}.lock"))
         together: dict[tuple[str, Preprocess], dict[Path, Manifest]] = {}
         for manifest in manifests:
@@ -74,7 +74,7 @@ def build_all_shards(
 
 
 def is_sound(folder: Path, manifest: Manifest) -> bool:
-    """Return whether a shard folder matches a manifest: index, and checksums of all files."""
+    """Return whether a shard folder matches a manifest: index, file sizes, counts, and checksums of the Arrow files."""
     try:
         index: Any = read_json(folder / "index.json")
         sizes: dict[str, int] = index.pop("files")
@@ -93,7 +93,7 @@ def is_sound(folder: Path, manifest: Manifest) -> bool:
 
 
 def _counts_of(manifest: Manifest) -> dict[str, np.ndarray]:
-    """Return the optional ARRAYS of a manifest."""
+    """Return the ARRAYS of a manifest that are not None."""
     arrays = {name: getattr(manifest, name) for name in ARRAYS}
     return {name: values for name, values in arrays.items() if values is not None}
 
@@ -118,7 +118,7 @@ def _index_text(manifest: Manifest, **more: object) -> str:
 def _build(missing: Mapping[Path, Manifest], write: Write, on_progress: Callable[[int, int], None]) -> None:
     parts = {folder: partial_file(folder) for folder in missing}
     for folder in missing:
-        for leftover in folder.parent.glob(f".{folder.name}.*.part"):  # of a killed run: the lock is ours
+        for leftover in folder.parent.glob(f".{folder.name}.*.part"):  # of killed runs, since this process has the lock
             shutil.rmtree(leftover, ignore_errors=True)
     try:
         for part in parts.values():
@@ -137,7 +137,7 @@ def _build(missing: Mapping[Path, Manifest], write: Write, on_progress: Callable
 
 
 def _sizes_of_every(every: int, sizes: np.ndarray | None) -> np.ndarray | None:
-    """Return the sizes of consecutive parts after keeping every n-th row."""
+    """Return the sizes of consecutive parts when only every `every`-th row of the whole is kept."""
     return None if sizes is None else np.diff(-(-np.cumsum(sizes) // every), prepend=0)
 
 
@@ -146,19 +146,19 @@ class Federation:
 
     Attributes:
       class_counts: (num_clients, classes) int64; sizes: (num_clients,) int64 training examples.
-      domains, domain_counts, test_domains, test_sizes, unseen_sizes: see `Manifest`; None where it has none.
-      test_sets: examples of each further test set.
+      domains, domain_counts, test_domains, test_sizes, unseen_sizes: see `Manifest`.
+      test_sets: name -> number of examples, for each further test set.
 
     Args:
       fetch: fetch(name) copies a missing file into the folder, on a node without the driver's disk. A file is fetched
         when it is first needed, once per node.
-      every: of the held-out sets every so many-th row alone is there, for measurements that scale up.
+      every: only every `every`-th row of the held-out sets is used, for measurements that are scaled up.
     """
 
     def __init__(self, folder: Path, fetch: Callable[[str], None] | None = None, every: int = 1):
         self.folder = folder
         self._fetch, self._every = fetch, every
-        if fetch is not None:  # always anew: it says how long the files must be
+        if fetch is not None:  # the index is fetched every time, since it has the file sizes
             folder.mkdir(parents=True, exist_ok=True)
             fetch("index.json")
         mend = "delete the folder; the next run rebuilds the shards"
@@ -180,21 +180,21 @@ class Federation:
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs (n, ...), targets (n, ...)) of one client, see `SetRows`: read-only views, no copy."""
+        """Return (inputs (n, ...), targets (n, ...)) of a client, see `SetRows`, as read-only views."""
         shard = client // self._per_shard
         inputs, targets = self._file(f"clients-{shard:05d}")
         start, end = self._starts[client : client + 2] - self._starts[shard * self._per_shard]
         return inputs[start:end], targets[start:end]
 
     def test_range(self, client: int) -> tuple[int, int]:
-        """(start, end) of the client's own test rows; all of them where nobody has own ones."""
+        """Return (start, end) of the client's own test rows, or of all test rows if no client has its own."""
         if self.test_sizes is None:
             return 0, self.num_test
         end = int(self.test_sizes[: client + 1].sum())
         return end - int(self.test_sizes[client]), end
 
     def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, targets) of a held-out set: "validation", "test", "unseen" or, for a further test set, "test-NAME"."""
+        """Return (inputs, targets) of a held-out set: "validation", "test", "unseen", or "test-NAME" (further sets)."""
         inputs, targets = self._file(name)
         return inputs[:: self._every], targets[:: self._every]
 
@@ -209,7 +209,7 @@ class Federation:
         for attempt in range(2):
             self._need(f"{name}.json")
             self._need(f"{name}.arrow")
-            if self._fetch is None:  # the run that started here verified the folder
+            if self._fetch is None:  # the driver on this machine has verified the folder
                 break
             try:
                 PreparedSet(path).verify()

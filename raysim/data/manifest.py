@@ -1,4 +1,4 @@
-"""The manifest of a partitioned set: who has which rows, from the set's columns, a spec and a seed."""
+"""The manifest of a partitioned set: rows of clients and held-out sets, from the set's columns, a spec and a seed."""
 
 from __future__ import annotations
 
@@ -37,18 +37,20 @@ from raysim.data.splits import (
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How a set becomes a federation; with the set's checksum it determines the manifest.
+    """Settings of a partition; with the set's checksum they determine the manifest.
 
     Attributes:
-      scheme: a name, or `module:function` of the user's own; options: of such a function, as JSON.
-      form: of the scheme; empty: its first.
-      file, file_sha256: of scheme file, where the partition is and what it holds.
-      test, validation: fractions of the whole set (of each client if `within_clients`), rounded down.
+      scheme: a name, or `module:function` of the user's own; options: options of the user's function, as JSON.
+      form: form of the scheme; empty for the default form.
+      file, file_sha256: path and checksum of the partition file, for the scheme "file".
+      test, validation: fractions of the whole set (of each client if `within_clients`), rounded down; for the split
+        "official", see `split_officially`.
       fraction: part of the training rows that is used, see `subset`.
-      split: "fraction", or "official" for the set's own split, which then says what the test rows are.
-      within_clients: partition everything first, then hold out inside each client (the order of FedVG's code).
-      num_unseen: how many of the clients never train; they are numbered last.
-      unseen_choice: which these are: "drawn", or the scheme's "first" or "last" ones; None: the last ones of a file, else drawn.
+      split: "fraction", or "official" for the test rows of the set's official split.
+      within_clients: partition all rows first, then hold out rows inside each client (the order of FedVG's code).
+      num_unseen: number of clients that never train; they are numbered last.
+      unseen_choice: "drawn" at random, or the "first" or "last" clients of the scheme; None is "last" for the scheme
+        "file", else "drawn".
     """
 
     scheme: str = "dirichlet"
@@ -80,7 +82,10 @@ TargetScale = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class OtherTest:
-    """A further test set: rows of another set, and their labels (n,) int64 in this set's classes, None without classes."""
+    """A further test set: rows of another set, and their labels.
+
+    labels: (n,) int64 in the classes of the partitioned set; None if it has no classes.
+    """
 
     name: str
     path: str
@@ -91,23 +96,26 @@ class OtherTest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows of a set: per training client, for the server's validation set (in order), and for the test.
+    """Rows of a set: of each training client, of the server's validation set (in order), and of the test set.
 
     Attributes:
-      class_counts: (num_clients, classes) int64; one column where the target is no class, as in all counts by class.
-      validation_labels: (n,) int64 where they are not the set's own (noise, or an external set); else None.
-      external: (path, checksum) of the set that `validation` counts rows of; None: this set.
-      validation_counts: (classes,) int64 of the validation set as it is scored.
-      num_draws: draws that the partition took until every client had enough.
+      class_counts: (num_clients, classes) int64 training rows. All counts by class have one column for a set without
+        classes.
+      validation_labels: (n,) int64 if they differ from the set's labels (noise, or an external set); else None.
+      external: (path, checksum) of the set in which `validation` numbers rows; None for the partitioned set.
+      validation_counts: (classes,) int64 of the final validation set.
+      num_draws: number of draws until every client had enough examples.
       domains: names; domain_counts: (num_clients, domains, classes) int64; test_domains: (n,) int64 domain of each test
-        row; None for a set without domains.
-      test_sizes: (num_clients,) int64 test rows of each client, client after client; None where nobody has own ones.
+        row; the arrays are None for a set without domains.
+      test_sizes: (num_clients,) int64 test rows of each client, client after client; None if no client has its own.
       test_sets: further test sets.
-      unseen: rows of the clients that never train, one after the other; unseen_sizes: (clients,) int64; None without such.
-      preprocess: what is done to the images of all these rows once.
-      target_scale: (mean, population deviation) of the clients' targets, (numbers,) each; None where these are not float32.
-      row_form: of rows that are no images, types and shapes: the set's checksum is over their bytes.
-      division: of all clients, before `spec.validation_set` makes the validation set of the rows held out for it.
+      unseen: rows of the clients that never train, client after client; unseen_sizes: (clients,) int64, None without
+        unseen clients.
+      preprocess: preprocessing applied once to the images of all rows.
+      target_scale: (mean, population deviation) of the clients' targets, (numbers,) each; None unless float32.
+      row_form: types and shapes of rows other than images, since the set's checksum covers only bytes; empty for
+      images.
+      division: division of all clients, before `spec.validation_set` changes the validation rows.
     """
 
     set_path: str
@@ -138,7 +146,7 @@ class Manifest:
         digest = hashlib.sha256(self.set_checksum.encode())
         parts = (*self.clients, self.validation, self.test)
         sizes = np.array([len(part) for part in parts])
-        rows = np.insert(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)  # each part behind its length
+        rows = np.insert(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)  # the length precedes each part
         digest.update(rows.astype("<i8").data)
         if self.validation_labels is not None:
             digest.update(b"labels" + self.validation_labels.tobytes())
@@ -165,7 +173,7 @@ class Manifest:
         return self.class_counts.sum(axis=1)
 
     def to_json(self) -> str:
-        """The manifest as `partition.json` keeps it, to rebuild and to compare; the clients' rows are in `examples.csv`."""
+        """Return the text of `partition.json`, to rebuild and to compare; clients' rows are kept in `examples.csv`."""
         names = ("validation", "validation_labels", "external", "test_sizes", "validation_counts", "num_draws")
         fields = {
             "checksum": self.checksum,
@@ -187,7 +195,7 @@ def make_manifest(
     """Split and partition a set: a pure function of its columns (labels, domains, splits) and the spec.
 
     Args:
-      external: the set that the validation set comes from; the rows that `spec.validation` holds out then stay unused.
+      external: the set that provides the validation set; the rows held out by `spec.validation` then stay unused.
       tests: further sets to test on, by name.
     """
     labels, domains, num_classes = images.labels, images.domains, len(images.info.groups)
@@ -240,7 +248,7 @@ def make_manifest(
 
 
 def _check_scheme(scheme: str, info: SetInfo) -> None:
-    """DataError where a scheme goes by what the set does not have."""
+    """Raise DataError if a scheme needs classes or numbers that the set does not have."""
     has_classes = info.groups is info.classes
     has_number = info.target_type == "float32" and math.prod(info.target_shape) == 1
     if scheme in BY_CLASS and not has_classes:
@@ -256,7 +264,7 @@ def _check_scheme(scheme: str, info: SetInfo) -> None:
 
 
 def _check_validation(spec: ValidationSpec, info: SetInfo, external: PreparedSet | None) -> None:
-    """DataError where the validation set is to be made by class, and a row has none."""
+    """Raise DataError if the validation set is changed by class, and a set has no classes."""
     given = {"external": external, "imbalance": spec.imbalance, "label_noise": spec.label_noise or None}
     by_class = [name for name, value in given.items() if value is not None]
     for other in [info] if external is None else [info, external.info]:
@@ -266,7 +274,7 @@ def _check_validation(spec: ValidationSpec, info: SetInfo, external: PreparedSet
 
 
 def _unseen_last(division: Division, spec: PartitionSpec) -> Division:
-    """The division with the clients that never train behind the others."""
+    """Return the division with the clients that never train numbered last."""
     choice = spec.unseen_choice or ("last" if spec.scheme == "file" else "drawn")
     if not spec.num_unseen or choice == "last":
         return division
@@ -305,7 +313,7 @@ def _divide(images: PreparedSet, spec: PartitionSpec, on_drawn: OnDrawn) -> Divi
 
 
 def _mix_of(images: PreparedSet, clients: Sequence[np.ndarray], validation: np.ndarray, chosen: Sequence[int]) -> Mix:
-    """What the chosen clients' training rows are, by class, and by domain where the set has domains."""
+    """Return the mix of the chosen clients' training rows, by class, or by domain and class in a set with domains."""
     num_classes, domains = len(images.info.groups), images.domains
     cells = images.labels if domains is None else domains * num_classes + images.labels
     rows = np.concatenate([clients[client] for client in chosen])
@@ -313,7 +321,7 @@ def _mix_of(images: PreparedSet, clients: Sequence[np.ndarray], validation: np.n
 
 
 def _target_scale(images: PreparedSet, clients: Sequence[np.ndarray]) -> TargetScale | None:
-    """(mean, deviation) of the training targets, in float64; the deviation of a constant is 1."""
+    """Return (mean, deviation) of the training targets, in float64; None unless float32. A constant has deviation 1."""
     if images.info.target_type != "float32":
         return None
     values = images.targets[np.concatenate(clients)].astype(np.float64)
@@ -328,17 +336,17 @@ def _row_form(info: SetInfo) -> str:
 
 
 def _counts(division: Division, cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(num_clients, *shape) int64: how many of each client's training rows are in each cell; (n,) `cells` number them."""
+    """Return (num_clients, *shape) int64: training rows of each client in each cell. cells: (n,) cell of each row."""
     size, rows = math.prod(shape), division.splits == TRAIN
     counts = np.bincount(division.owners[rows] * size + cells[rows], minlength=division.num_clients * size)
     return counts.reshape(division.num_clients, *shape)
 
 
 def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
-    """Return the test rows of another set (all rows without an official split), for a model of this set's classes.
+    """Return the test rows of another set (all rows without an official split), for a model trained on `images`.
 
     Raises:
-      DataError: a class that this set does not have, other inputs or targets, or no test row.
+      DataError: a class that `images` does not have, other inputs or targets, or no test row.
     """
     info, own = other.info, images.info
     known, where = list(own.classes), f"data.test_sets, {name}"
@@ -374,8 +382,8 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
 def _partition(
     images: PreparedSet, rows: np.ndarray, spec: PartitionSpec, on_drawn: OnDrawn, file: DivisionFile | None
 ) -> Parts:
-    """Return the given rows by client."""
-    # Targets only where the scheme may ask for them: they may be long sequences.
+    """Return the given rows, partitioned into clients."""
+    # Targets are read only if the scheme may use them, since they may be long sequences.
     targets = images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
     known = {
         **vars(spec),

@@ -1,16 +1,16 @@
-"""From labels to clients: each scheme is a pure function of labels, number of clients, its options and a generator.
+"""Partition schemes: each scheme is a pure function of labels, number of clients, its options and a generator.
 
 Every scheme returns one sorted array of positions per client, gives each position to at most one client (exactly one,
-except `nine_plus_one`), and ends in bounded time: with a DataError that says what would work if it cannot be done.
+except `nine_plus_one`), and ends in bounded time. A partition that is not possible raises a DataError with a remedy.
 
-A function of the user's own, split(labels, num_clients, *, options) -> positions of each client, is a scheme, too:
+A function of the user's own, split(labels, num_clients, *, options) -> positions of each client, can be a scheme:
 
     def split(labels, num_clients, *, rng, power=1.0):    # labels: (n,) int64; rng: numpy Generator of the partition's seed
         ...
         return parts                                      # num_clients arrays of positions in labels, none in two of them
 
-By name it may also take `domains` ((n,) int64, or None), `targets` ((n, ...) as the set has them) and every key of the
-partition group. Where a set has no classes, all labels are 0. Positions that nobody has stay unused.
+The function may also take the arguments `domains` ((n,) int64, or None), `targets` ((n, ...) as stored in the set),
+`min_samples` and `seed`. All labels are 0 in a set without classes. Positions given to no client stay unused.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from raysim.data.rows import cut_at
 #: One sorted array of positions per client.
 Parts = list[np.ndarray]
 
-#: on_drawn(number of the draw that succeeded, from 1), of the schemes that draw again until every client has enough.
+#: on_drawn(number of the successful draw, from 1), for schemes that redraw until every client has enough examples.
 OnDrawn = Callable[[int], None]
 
 
 def iid(labels: np.ndarray, num_clients: int, *, rng: Generator) -> Parts:
-    """Equal shares of a random order."""
+    """Cut a random order into equal shares, up to one example."""
     least, more = divmod(len(labels), num_clients)
     return _sorted_parts(rng.permutation(len(labels)), np.repeat([least + 1, least], [more, num_clients - more]))
 
@@ -54,9 +54,9 @@ def dirichlet(
     on_drawn: OnDrawn | None = None,
     draw: Draw = cut,
 ) -> Parts:
-    """Each class is shared out over the clients by p ~ Dir(alpha); redrawn until every client has `min_samples`.
+    """Divide each class among the clients by p ~ Dir(alpha); redraw until every client has `min_samples` examples.
 
-    The form of most papers since Hsu et al. 2019 (arXiv:1909.06335). `draw` says how p becomes whole examples.
+    The form of most papers since Hsu et al. 2019 (arXiv:1909.06335). `draw` turns p into numbers of examples.
     """
     counts = redraw(draw, labels, num_clients, rng=rng, alpha=alpha, min_samples=min_samples, on_drawn=on_drawn)
     return _deal(labels, counts, rng)
@@ -65,7 +65,8 @@ def dirichlet(
 def dirichlet_balanced(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float) -> Parts:
     """Return clients of equal size (up to one example), each with a class mix ~ Dir(alpha), filled in turn.
 
-    A class that runs out is replaced by the client's next most probable one, so the last clients follow their mix less.
+    An exhausted class is replaced by the client's next most probable class, so that the last clients deviate from their
+    mix.
     """
     sizes = np.diff(len(labels) * np.arange(num_clients + 1) // num_clients)
     left = np.unique(labels, return_counts=True)[1]
@@ -73,7 +74,7 @@ def dirichlet_balanced(labels: np.ndarray, num_clients: int, *, rng: Generator, 
 
 
 def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_client: int) -> Parts:
-    """Examples sorted by label, cut into equal shards, `shards_per_client` random ones for each client.
+    """Sort examples by label, cut them into equal shards, and give each client `shards_per_client` random shards.
 
     McMahan et al. 2017 (arXiv:1602.05629), section 3, with 2 shards a client: the "pathological" split.
     """
@@ -83,9 +84,9 @@ def shards(labels: np.ndarray, num_clients: int, *, rng: Generator, shards_per_c
 def quantiles(
     labels: np.ndarray, num_clients: int, *, rng: Generator, targets: np.ndarray, shards_per_client: int
 ) -> Parts:
-    """As `shards`, by a number instead of a class: with one piece each, client by client a quantile of the target.
+    """Partition as in `shards`, sorted by a number instead of a class; a single shard is a quantile of the target.
 
-    More pieces mix quantiles, and so weaken the skew.
+    More shards per client mix quantiles and weaken the skew.
 
     Args:
       targets: (n,) or (n, 1) numbers.
@@ -96,8 +97,8 @@ def quantiles(
 def labels_each(labels: np.ndarray, num_clients: int, *, rng: Generator, labels_per_client: int) -> Parts:
     """Give every client `labels_per_client` classes; each class is cut evenly among its clients.
 
-    Li et al. 2022 (arXiv:2102.02079), section IV-A, "quantity-based label imbalance": client k has the class k modulo their
-    number, so that each class is somebody's, and further ones at random.
+    Li et al. 2022 (arXiv:2102.02079), section IV-A, "quantity-based label imbalance": client k has class k modulo the
+    number of classes, so that each class has a client, and further classes at random.
     """
     classes = np.unique(labels)
     where = f"partition labels of {len(classes)} classes over {num_clients} clients"
@@ -116,13 +117,16 @@ def labels_each(labels: np.ndarray, num_clients: int, *, rng: Generator, labels_
 
 
 def quantity(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int) -> Parts:
-    """Sizes ~ Dir(alpha) above the minimum, classes iid."""
+    """Give every client `min_samples` examples, and further examples in shares ~ Dir(alpha); classes are iid."""
     return _by_sizes(rng.dirichlet(np.full(num_clients, alpha)), len(labels), min_samples, rng)
 
 
 def quantity_power(labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, min_samples: int) -> Parts:
-    """Sizes above the minimum fall as rank^(-1/alpha) (alpha 1: Zipf), ranks dealt at random, classes iid."""
-    # In logarithms: a small alpha underflows otherwise.
+    """Give every client `min_samples` examples, and further examples in shares ~ rank^(-1/alpha); classes are iid.
+
+    Ranks are random; alpha 1 is Zipf's law.
+    """
+    # Computed in logarithms, since a small alpha would underflow.
     logs = -np.log(np.arange(1, num_clients + 1)) / alpha
     return _by_sizes(rng.permutation(np.exp(logs) / np.exp(logs).sum()), len(labels), min_samples, rng)
 
@@ -130,9 +134,10 @@ def quantity_power(labels: np.ndarray, num_clients: int, *, rng: Generator, alph
 def domain(
     labels: np.ndarray, num_clients: int, *, rng: Generator, domains: np.ndarray | None, domains_per_client: int
 ) -> Parts:
-    """Feature shift: client k holds `domains_per_client` domains in turn, each domain cut evenly among its clients.
+    """Give each client `domains_per_client` domains in turn, each cut evenly among its clients (feature shift).
 
-    With as many clients as domains and one each, client k is the k-th domain (UniVarFL on PACS and HAM10000).
+    With one domain per client and as many clients as domains, client k holds the k-th domain (UniVarFL on PACS and
+    HAM10000).
     """
     known = _known(domains, "domain")
     names = np.unique(known)
@@ -150,7 +155,7 @@ def domain(
 
 
 def natural(labels: np.ndarray, num_clients: int, *, domains: np.ndarray | None) -> Parts:
-    """A column says who has what: client k holds the k-th value of the domain column (by rising value)."""
+    """Give client k the rows with the k-th value of the domain column, in ascending order."""
     values = np.unique(_known(domains, "natural"))
     if len(values) != num_clients:
         what = f"{num_clients} clients, but the column has {len(values)} values"
@@ -161,12 +166,12 @@ def natural(labels: np.ndarray, num_clients: int, *, domains: np.ndarray | None)
 def nine_plus_one(
     labels: np.ndarray, num_clients: int, *, rng: Generator, alpha: float, samples_per_client: int | None
 ) -> Parts:
-    """Clients of equal size M: client 1 with every class alike, the others (nine in the paper) skewed by Dir(alpha).
+    """Return clients of equal size M: client 1 is balanced, the others (nine in the paper) are skewed by Dir(alpha).
 
-    FedVG, figures 8 and A.7 (alpha 0.05). The paper says nothing of M: by default as large as the classes allow, a
-    multiple of their number. The balanced client is dealt first, since it cannot be made from what others leave over;
-    a skewed client draws p ~ Dir(alpha) and takes M examples by p from what is left, the next most probable class where
-    one is exhausted. What is left at the end is used by nobody.
+    FedVG, figures 8 and A.7 (alpha 0.05). The paper does not give M; the default is the largest possible multiple of
+    the number of classes. The balanced client takes its examples first, since the others could leave too few of a
+    class. A skewed client draws p ~ Dir(alpha) and takes M of the remaining examples by p; an exhausted class is
+    replaced by the next most probable class. Examples that remain at the end stay unused.
     """
     classes, left = np.unique(labels, return_counts=True)
     where = f"partition nine_plus_one of {len(labels)} examples over {num_clients} clients"
@@ -184,14 +189,14 @@ def nine_plus_one(
 
 
 def from_file(labels: np.ndarray, num_clients: int, *, owners: np.ndarray) -> Parts:
-    """What a file says: owners holds the client of each position, see `raysim/data/division.py`."""
+    """Partition by a partition file. owners: (n,) client of each position, see `raysim/data/division.py`."""
     return [np.flatnonzero(owners == client) for client in range(num_clients)]
 
 
 def joint(labels: np.ndarray, num_clients: int) -> Parts:
-    """Centralised training: a single client has all examples, the upper bound for federated runs.
+    """Return a single client with all examples: centralised training, the upper bound for federated runs.
 
-    Its optimiser starts afresh in every round, as every client's does.
+    As for every client, the optimiser is reset in every round.
     """
     assert num_clients == 1
     return [np.arange(len(labels))]
@@ -218,7 +223,7 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
 }
 
 
-#: Schemes that go by class, and so need one class a row.
+#: Schemes that partition by class, which need one class a row.
 BY_CLASS = ("dirichlet", "labels", "shards", "nine_plus_one")
 
 
@@ -226,10 +231,10 @@ def divide(labels: np.ndarray, scheme: str, form: str, known: Mapping[str, Any])
     """Return the positions of each client by a scheme.
 
     Args:
-      scheme: a key of SCHEMES, or `module:function` of the user's own; form: of the scheme, empty: its first.
-      known: number of clients, generator, and arguments from which a scheme takes what it names.
+      scheme: a key of SCHEMES, or `module:function` of the user's own; form: form of the scheme, empty for the first.
+      known: name -> value of possible arguments; a scheme gets the arguments that its signature names.
     Raises:
-      DataError: a client has fewer than `min_samples` examples, or the scheme cannot do what it is asked for.
+      DataError: a client has fewer than `min_samples` examples, or the partition is not possible.
     """
     check_enough(len(labels), known["num_clients"], known["min_samples"], scheme)
     if ":" in scheme:
@@ -243,7 +248,7 @@ def divide(labels: np.ndarray, scheme: str, form: str, known: Mapping[str, Any])
 
 
 def _sorted_pieces(column: np.ndarray, num_clients: int, per_client: int, scheme: str, rng: Generator) -> Parts:
-    """Positions sorted by a column, ties at random, in equal pieces, `per_client` random ones for each client."""
+    """Sort positions by a column (ties at random), cut equal pieces, and give each client `per_client` at random."""
     num_pieces = num_clients * per_client
     check_enough(len(column), num_clients, per_client, scheme)
     mixed = rng.permutation(len(column))
@@ -253,7 +258,7 @@ def _sorted_pieces(column: np.ndarray, num_clients: int, per_client: int, scheme
 
 
 def _deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Parts:
-    """Positions of random examples: counts[row, client] of the row-th class to each client."""
+    """Give each client counts[row, client] random examples of the row-th class; return positions."""
     parts: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
     for row, cls in enumerate(np.unique(labels)):
         positions = rng.permutation(np.flatnonzero(labels == cls))
@@ -263,7 +268,7 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Parts:
 
 
 def _deal_evenly(column: np.ndarray, has: np.ndarray, rng: Generator) -> Parts:
-    """`_deal` of each value of a column in equal pieces. has: (values, clients), who gets a piece."""
+    """Cut the rows of each value of a column evenly among its clients. has: (values, clients), True for its clients."""
     totals = np.unique(column, return_counts=True)[1]
     least, more = np.divmod(totals, has.sum(axis=1))
     return _deal(column, has * (least[:, None] + (has.cumsum(axis=1) <= more[:, None])), rng)
@@ -300,7 +305,7 @@ def check_sizes(sizes: np.ndarray, min_samples: int, scheme: str) -> None:
         raise DataError(what, f"partition {scheme}", f"lower partition.num_clients{lower}")
 
 
-#: What such a function gets, and what it may ask for besides.
+#: Required and optional arguments of a user's function.
 NEEDED = ("labels", "num_clients")
 OFFERED = ("rng", "domains", "targets", "min_samples", "seed")
 
@@ -311,10 +316,10 @@ def find_scheme(name: str) -> Callable[..., object]:
 
 
 def own_parts(name: str, labels: np.ndarray, known: Mapping[str, Any], options: Raw) -> Parts:
-    """The partition that the function draws, checked.
+    """Return the partition of a user's function, after checking it.
 
     Raises:
-      OwnCodeError: it fails. DataError: what it returns is no partition.
+      OwnCodeError: the function fails. DataError: the returned value is no partition.
     """
     offered = {key: known[key] for key in OFFERED}
     found = find_scheme(name)(labels=labels, num_clients=known["num_clients"], **offered, **options)

@@ -1,9 +1,10 @@
 """The Ray Data pipeline that shards a partitioned set: the only place where ray.data is used.
 
-Rows of prepared sets (`SetDatasource`) -> `map_batches`, the preprocessing -> `map_batches`, each row to its client's
-place in the shard files -> the driver counts the places and completes the files (`shard_files.write_files`). On one node
-Ray Data runs the three steps of a window in one task, and no pixel passes the object store; with several nodes, files are
-read and written where they lie, on the driver's, and the preprocessing runs on all. Ray Data bounds the blocks on their way.
+Rows of prepared sets are read (`SetDatasource`), preprocessed (`map_batches`) and written to their places in the shard
+files (`map_batches`); the driver counts the places and completes the files (`shard_files.write_files`). On a single
+node, Ray Data runs the three steps of a window in one task, and no pixel passes through the object store. With several
+nodes, files are read and written on the driver's node, which holds the files, and preprocessing runs on all nodes. Ray
+Data limits the blocks in flight.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from raysim.data.preprocess import Preprocess
 from raysim.data.rows import columns_of, record_of
 from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter, work_on
 
-Placement = dict[str, Any]  # of Ray Data's maps, where they say on which nodes their tasks run
+Placement = dict[str, Any]  # arguments of Ray Data's maps that place and limit their tasks
 
 
 class SetDatasource(Datasource):
-    """Rows of prepared sets, with the columns input, target and row: a read task for each window."""
+    """Rows of prepared sets with columns input, target and row; each window is a read task."""
 
     def __init__(self, windows: Sequence[Window]):
         super().__init__()
@@ -47,7 +48,7 @@ class SetDatasource(Datasource):
         return sum(window.size_bytes for window in self._windows)
 
     def get_read_tasks(self, parallelism: int, *limits: object, **more: object) -> list[ReadTask]:
-        """Run a task for each window, which is sized to fit into memory."""
+        """Return a read task for each window; windows are sized to fit into memory."""
         return [ReadTask(partial(_read, window), _metadata(window)) for window in self._windows]
 
 
@@ -57,12 +58,12 @@ def _read(window: Window) -> list[pa.Table]:
 
 def _metadata(window: Window) -> BlockMetadata:
     known: dict[str, Any] = {"num_rows": window.end - window.start, "size_bytes": window.size_bytes}
-    # All fields must be given, and versions of Ray have different ones.
+    # All fields are required, and the fields differ between versions of Ray.
     return BlockMetadata(**{field.name: known.get(field.name) for field in fields(BlockMetadata)})
 
 
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
-    """`shard_files.write_serially` on the running Ray, windows in any order."""
+    """Write all windows of a plan on the running Ray, in any order; see `shard_files.write_serially`."""
     windows = list(plan.windows())
     here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
     with _plain():
@@ -73,13 +74,13 @@ def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
             work = partial(_preprocessed, plan.preprocess, packed(plan.preprocess.own))
             rows = rows.map_batches(work, **batches, **anywhere)
         filled = rows.map_batches(partial(_scattered, plan), **batches, **here)
-        # As Arrow's: targets may have several numbers a row.
+        # In the format of Arrow, since targets may have several numbers a row.
         for table in filled.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from (Filled(**columns_of(record)) for record in table.to_batches())
 
 
 def _preprocessed(preprocess: Preprocess, own: OwnCode, table: pa.Table) -> pa.Table:
-    receive(own)  # this process may not know the user's function yet
+    receive(own)  # this process may not have loaded the user's function yet
     return work_on(preprocess, table)
 
 
@@ -89,9 +90,9 @@ def _scattered(plan: ShardPlan, table: pa.Table) -> pa.Table:
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Silence Ray Data's output; errors of raysim and of the disk keep their type."""
+    """Silence Ray Data's output, and raise errors of raysim and of the disk with their original type."""
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # the command has its own
+    context.enable_progress_bars = False  # the command has its own progress bar
     context.raise_original_map_exception = True
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     try:
@@ -103,22 +104,22 @@ def _plain() -> Iterator[None]:
 
 
 def _on_this_node(num_tasks: int) -> Placement:
-    """Where tasks run that read or write files: here, where the files are.
+    """Return the placement of tasks that read or write files: this node, which holds the files.
 
-    No CPU is asked for: a head without any can drive a cluster, and where other jobs have all of them, tasks that ask would
-    wait without a word. So their number is bounded.
+    The tasks reserve no CPU, since a head node may have no CPUs, or other jobs may hold all CPUs, and tasks would then
+    wait silently. The number of concurrent tasks is limited instead.
     """
     me = ray.get_runtime_context().get_node_id()
     own = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == me)
     bounded: Placement = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
     if _is_alone():
         return bounded
-    # Not `label_selector`, which Ray 2.52 does not take here.
+    # Ray 2.52 does not accept `label_selector` here.
     return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}
 
 
 def _reading(place: Placement) -> Placement:
-    """The same for `read_datasource`. From Ray 2.64 on it takes a label selector in the place of remote arguments."""
+    """Return the placement for `read_datasource`: a label selector from Ray 2.64 on, remote arguments before."""
     remote = {key: value for key, value in place.items() if key != "concurrency"}
     if "label_selector" not in inspect.signature(ray.data.read_datasource).parameters:
         return {"ray_remote_args": remote}
@@ -128,7 +129,7 @@ def _reading(place: Placement) -> Placement:
 
 
 def _anywhere(num_tasks: int) -> Placement:
-    """Scheduling of compute-only tasks: on the same node for a single node, else on all nodes with free CPUs."""
+    """Return the placement of compute-only tasks: spread over all nodes, or this node if it is the only node."""
     if _is_alone():
         return _on_this_node(num_tasks)
     cpus = int(ray.cluster_resources().get("CPU", 0))

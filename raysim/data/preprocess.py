@@ -1,11 +1,11 @@
-"""Preprocessing of images, applied when shards are written: a size, colours, a user's function.
+"""Preprocessing of images when shards are written: resizing, grey to colour, and a user's function.
 
     def flatten_light(images, *, strength=1.0):    # images: (n, height, width, channels) uint8, not to be changed in place
         ...
         return images                              # (n, ...) uint8 of any one height, width and number of channels
 
-It may return (n, ...) float32 instead, such as the features of a frozen network: then these are the inputs. A result may
-depend on its own image alone: images come in parts of any length.
+The function may return (n, ...) float32 instead, such as the features of a frozen network, which become the inputs.
+Each result must depend on its own image only, since images are passed in batches of any length.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from raysim.base.ram import memory_fault
 from raysim.base.settings import Raw
 from raysim.data.arrow import PreparedSet
 
-#: Images that a function of the user's own is tried on before anything is written.
+#: Number of images on which a user's function is tried before anything is written.
 NUM_TRIED = 3
 
-#: What a function may return: the type, and whether it has four axes.
+#: Allowed results of a user's function: (type, whether the array has four axes).
 FORMS = {("uint8", True), ("float32", True), ("float32", False)}
 
 NO_OPTIONS: Raw = MappingProxyType({})
@@ -37,13 +37,14 @@ NO_OPTIONS: Raw = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Work on images, the same for all rows of a federation, whichever set they are from.
+    """Preprocessing of images, the same for all rows of a federation from any set.
 
     Attributes:
-      original: (height, width, channels) of the set that the federation is made of; fitted: what images of every set are
-        fitted to first, see `fit_to`; shape: what comes out.
-      own: `module:function` that gets the fitted images, or empty; options: its options, as JSON; made_by: digest of its file.
-      input_type: of what comes out.
+      original: (height, width, channels) of the partitioned set; fitted: shape that images of every set are first
+        fitted to, see `fit_to`; shape: shape of a result.
+      own: `module:function` that gets the fitted images, or empty; options: its options, as JSON; made_by: digest of
+        its file.
+      input_type: type of a result.
     """
 
     original: tuple[int, ...]
@@ -56,18 +57,18 @@ class Preprocess:
 
     @property
     def is_any(self) -> bool:
-        """Whether the work changes the set."""
+        """Whether the preprocessing changes images of the partitioned set."""
         return bool(self.own) or self.fitted != self.original
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields; the type only for results other than images."""
+        """Return the fields; `input_type` is left out for uint8."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("input_type", "uint8")}
 
     def work(self, images: np.ndarray) -> np.ndarray:
-        """(n, *shape) of (n, *original) inputs of any set that the federation has rows of.
+        """Return (n, *shape) results of (n, ...) inputs of the partitioned set or of another set of the federation.
 
         Raises:
-          DataError, OwnCodeError: the function fails, or returns anything else.
+          DataError, OwnCodeError: the user's function fails, or returns another shape or type.
         """
         images = fit_to(images, self.fitted)
         if not self.own or not len(images):
@@ -87,12 +88,14 @@ def find_preprocess(name: str) -> Callable[..., object]:
 def make_preprocess(
     images: PreparedSet, size: int | None = None, own: str = "", options: Raw = NO_OPTIONS
 ) -> Preprocess:
-    """The work on a set, tried on its first images.
+    """Return the preprocessing of a set, after trying a user's function on the first images.
 
     Args:
-      size: height and width, None: as they are.
+      size: new height and width; None keeps them.
+      own: `module:function` of the user, or empty.
     Raises:
-      DataError, OwnCodeError: the function fails, returns no such images, or another image where it gets one alone.
+      DataError, OwnCodeError: the function fails, returns another type or shape, or returns a different result for a
+        single image than in a batch; or the set has no images.
     """
     if not images.info.is_images:
         if size or own:
@@ -116,7 +119,7 @@ def make_preprocess(
 
 def _call(name: str, options: Raw, images: np.ndarray) -> np.ndarray:
     images = images.view()
-    images.flags.writeable = False  # they may be the mapped file; then nothing could be written to them either
+    images.flags.writeable = False  # always, since views of the mapped file are read-only
     found = find_preprocess(name)(images=images, **options)
     mend = "return (n, height, width, channels) uint8, or (n, ...) float32"
     if not isinstance(found, np.ndarray):
@@ -135,7 +138,7 @@ def _where(name: str) -> str:
 
 
 def fit_to(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(n, H, W, C) uint8 in another shape: bilinear with antialiasing, as Pillow resizes; grey repeats to colours.
+    """Resize (n, H, W, C) uint8 images: bilinear with antialiasing as in Pillow; grey is repeated for colour channels.
 
     Raises:
       DataError: colour images for a grey set.
@@ -150,7 +153,7 @@ def fit_to(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if images.shape[1:3] == shape[:2]:
         result[...] = images
         return result
-    import torch  # here: workers that only move data need none of it
+    import torch  # imported here, since workers that only move data do not need torch
     import torch.nn.functional as F
 
     for start in range(0, len(images), 256):  # floats of a part at a time

@@ -1,19 +1,20 @@
-"""What readers take and return (a request, the contents), their checks of source files, and readers of the user's own.
+"""Argument and result of readers (`Request`, `Contents`), checks of source files, and users' own readers.
 
-A set that a function of the user's own reads is prepared when it is first used:
+A set that is read by a user's function is prepared on first use:
 
     def read(files, *, size=32):                        # files: pathlib.Path, data.files
         ...
         return images, labels                           # (n, height, width[, channels]) uint8, (n,) integers
 
-`data: {name: mine, reader: "my_data:read", files: FOLDER}` writes data/mine/mine.arrow by it. Instead of the pair it may
-return a mapping with `inputs`, `targets` and, where there are any, `classes` (names of the outputs), `domains` and `splits`
-(integers, one a row; splits: 0 train, 1 validation, 2 test), `task` and `vocabulary`, or, for what does not fit into memory, a
-`reader_api.Contents`. Inputs and targets of other kinds than images and classes: see `raysim.arrays`.
+`data: {name: mine, reader: "my_data:read", files: FOLDER}` writes data/mine/mine.arrow with the function. Instead of
+the pair, the function may return a mapping with `inputs`, `targets` and optionally `classes` (names of the outputs),
+`domains` and `splits` (integers, one a row; splits: 0 train, 1 validation, 2 test), `task` and `vocabulary`. For data
+larger than memory it may return a `reader_api.Contents`. For inputs other than images and targets other than classes,
+see `raysim.arrays`.
 
-The set is made anew when the function's file or options change, or a source file's name, size or time of change. Contents
-of source files are not read for that: a large set would take minutes at every start. What a run goes by is the checksum
-of the prepared examples, so a set made anew from the same examples is the same set.
+The set is rewritten when the function's file or options change, or a source file's name, size or modification time.
+Contents of source files are not compared, since reading a large set would take minutes at every start. Runs depend on
+the checksum of the prepared examples, so a set rewritten with the same examples is the same set.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ from raysim.folders.files import file_digest
 Item = TypeVar("Item")
 #: Classes, or domains, of a set: ImageNet-21k has 21,841.
 MOST_CLASSES = 100_000
-PARTS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # what published splits are called
+PARTS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # names of published splits -> split code
 
 
 def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) -> Iterator[np.ndarray]:
-    """work(item) for each item, in order, on all cores (Pillow decodes outside the GIL); looks a few items ahead."""
+    """Yield work(item) for each item, in order, from threads on all cores (Pillow releases the GIL in decoding).
+
+    At most two items per core are submitted ahead.
+    """
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         submitted = (pool.submit(work, item) for item in items)
@@ -60,7 +64,7 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
 
 @dataclass(frozen=True)
 class Request:
-    """One preparation. origin: who publishes the files; mode: "RGB", or "L" for grey."""
+    """Request to a reader. origin: publisher of the files; mode: "RGB", or "L" for grey."""
 
     name: str
     origin: str = ""
@@ -70,13 +74,13 @@ class Request:
 
     @property
     def root(self) -> Path:
-        """The folder (or file) with the source files; DataError if none was given or it is no file or folder."""
+        """Folder or file with the source files; raises DataError if none was given or it does not exist."""
         if self.files is None:
             mend = f"give --root FOLDER; they are from {self.origin}; `raysim prepare` lists what --download fetches"
             raise DataError(f"{self.name} needs the source files", "", mend)
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
-        # A pipe would be waited for, a device read without an end.
+        # Reading a pipe could block, and reading a device may never end.
         if not (self.files.is_file() or self.files.is_dir()):
             raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
         return self.files
@@ -86,8 +90,8 @@ class Request:
 class Contents:
     """Result of a reader: names, batches in a fixed order, and the files read.
 
-    classes: names of the outputs, see `SetInfo`, as task, vocabulary, columns, reading and left_out.
-    num_examples: for the progress bar; None where it is not known before the end.
+    classes, task, vocabulary, columns, reading, left_out: see `SetInfo`.
+    num_examples: for progress and a check of disk space; None if not known in advance.
     """
 
     classes: tuple[str, ...]
@@ -103,13 +107,13 @@ class Contents:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Further arguments of `write_set`."""
+        """Keyword arguments `about` of `write_set`."""
         names = ("domains", "task", "vocabulary", "columns", "reading", "left_out")
         return {name: getattr(self, name) for name in names}
 
 
 def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[str, ...]:
-    """0 to the largest value of a column, in words: the names of classes that have none.
+    """Return "0" to the largest value of a column as text, for classes without names.
 
     Raises:
       DataError: more than MOST_CLASSES.
@@ -121,7 +125,7 @@ def numbered(largest: int, where: Path | str, column: str = "label") -> tuple[st
 
 
 def need(path: Path, origin: str, md5: str | None = None) -> Path:
-    """Return the path of an existing source file with the published MD5; raise DataError for other files."""
+    """Return the path of a source file; raise DataError if the file is missing or its MD5 is not the published one."""
     expected = f" (MD5 {md5})" if md5 else ""
     if not path.is_file():
         raise DataError(f"missing file {path.name}{expected}", str(path.parent), f"get it from {origin}")
@@ -132,7 +136,7 @@ def need(path: Path, origin: str, md5: str | None = None) -> Path:
 
 
 def files_checksum(files: Sequence[Path], on_progress: Callable[[int, int], None] = lambda *_: None) -> str:
-    """SHA-256 over the names and contents of files in their order; empty for no files.
+    """Return SHA-256 over the names and contents of files in the given order; empty for no files.
 
     Args:
       on_progress: on_progress(files read, files in all).
@@ -153,7 +157,7 @@ def _digest(path: Path, kind: str = "sha256") -> str:
 
 
 def split_codes(parts: Sequence[str]) -> np.ndarray:
-    """(n,) int8 code of each part's name; a set without a labelled test part is tested on its validation part.
+    """Return (n,) int8 split codes of names of parts; without a test part, the validation part is the test split.
 
     The labels of Tiny-ImageNet's and ImageNet's test images were never published: papers test on the validation images.
     """
@@ -176,9 +180,10 @@ def prepare_own(name: str, read: Callable[..., object], path: Path, files: Path 
     """Write a set by a user's function, unless the function would write the existing set again.
 
     Args:
-      read: the function; path: of the Arrow file; files: what it gets, the folder (or file) with the sources, or None.
+      read: the function; path: path of the Arrow file; files: argument of the function, the folder (or file) with the
+        sources, or None.
     Raises:
-      DataError, OwnCodeError: no such files, a set of another origin at `path`, or whatever the function does wrong.
+      DataError, OwnCodeError: missing source files, a set of another origin at `path`, or an error of the function.
     """
     made_by = fingerprint(read, files, options)
     source = f"{read.__module__}:{read.__qualname__}" + (f"{FROM}{files.name}" if files is not None else "")
@@ -192,7 +197,7 @@ def prepare_own(name: str, read: Callable[..., object], path: Path, files: Path 
             if not info.made_by:
                 what = f"the set {name!r} exists and was not written by your reader"
                 raise DataError(what, str(path), "choose another data.name")
-            # Where the sources are not, as on another machine, nothing can have changed them; another name is another source.
+            # Missing sources, as on another machine, count as unchanged if their name is the same.
             if info.made_by == made_by or (is_away and (FROM not in info.source or info.source == source)):
                 return info
         if is_away:
@@ -200,7 +205,7 @@ def prepare_own(name: str, read: Callable[..., object], path: Path, files: Path 
         return None
 
     def make() -> SetInfo:
-        with own_errors(read):  # batches may be made only now
+        with own_errors(read):  # the function may create batches lazily, in `write_set`
             contents = _contents(with_given(read, (), ("files",))(files=files, **options), read)
             about = contents.about | {"source_checksum": files_checksum(contents.files), "made_by": made_by}
             return write_set(path, name, contents.classes, contents.batches, source, **about)
@@ -209,9 +214,7 @@ def prepare_own(name: str, read: Callable[..., object], path: Path, files: Path 
 
 
 def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -> str:
-    """Return SHA-256 over the inputs of a user's reader: the function's file, options, and state of the source
-    files.
-    """
+    """Return SHA-256 over a user's reader: the function's file, options, and names, sizes and times of source files."""
     digest = hashlib.sha256(json.dumps([read.__qualname__, options], sort_keys=True, default=str).encode())
     digest.update(file_digest_of(read).encode())
     if files is not None:
@@ -224,7 +227,7 @@ def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -
 
 
 def _contents(found: object, read: Callable[..., object]) -> Contents:
-    """What a function returned, as contents."""
+    """Convert the result of a user's reader to contents; raises DataError for an unsupported result."""
     where = place_of(read)
     if isinstance(found, Contents):
         return found
@@ -240,7 +243,7 @@ def _contents(found: object, read: Callable[..., object]) -> Contents:
     return array_contents(**found, where=where)
 
 
-#: Task -> types that a target may have as numpy kinds, and how many axes one has; None: any.
+#: Task -> (numpy kinds allowed for targets, number of axes of the targets; None for any number).
 TARGETS = {"classes": ("iu", 1), "labels": ("biu", 2), "regression": ("iuf", None), "tokens": ("iu", 2)}
 
 
@@ -254,17 +257,17 @@ def array_contents(
     task: str | None = None,
     vocabulary: int | None = None,
 ) -> Contents:
-    """Arrays as contents.
+    """Return contents of arrays.
 
     Args:
       inputs: (n, height, width) or (n, height, width, channels) uint8 images; (n, ...) floats; (n, length) other integers:
         tokens.
       targets: (n,) integers: classes; (n, labels) 0 or 1; (n,) or (n, numbers) floats: regression; (n, length) tokens.
       domains, splits: (n,) integers.
-      where: in messages; classes: names of the outputs; their numbers if not given.
-      task: None: "classes" for (n,) integers, "regression" for floats, "tokens" for targets as long as the inputs, else
-        "labels"; a task of the user's own keeps targets as they are.
-      vocabulary: how many tokens there are; None: the largest one and those below it.
+      where: place named in messages; classes: names of the outputs; their numbers if not given.
+      task: None: "classes" for (n,) integers, "regression" for floats, "tokens" for token inputs with targets of the
+        same shape, else "labels". A user's own task leaves targets unchanged.
+      vocabulary: number of tokens; None: the largest token + 1.
     Raises:
       DataError: other types or shapes.
     """
@@ -305,7 +308,7 @@ def array_contents(
 
 
 def _as_stored(x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return (inputs in stored form, whether they are tokens); `typed` refuses all other types and shapes."""
+    """Return (inputs in stored form, whether they are tokens); unsupported types and shapes are left to `typed`."""
     if x.dtype == np.uint8:
         return x[..., None] if x.ndim == 3 else x, False
     is_tokens = bool(np.issubdtype(x.dtype, np.integer))

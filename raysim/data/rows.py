@@ -1,7 +1,7 @@
-"""Rows of prepared sets: their columns and types, as arrays and as Arrow has them.
+"""Rows of prepared sets: columns and types, as arrays and in Arrow's format.
 
-Inputs are uint8 images, float32 arrays of any shape, or int32 token sequences; targets are an int64 class, uint8 labels (0 or
-1 for each), float32 numbers, or the int32 tokens that follow.
+Inputs are uint8 images, float32 arrays of any shape, or int32 token sequences; targets are an int64 class, uint8 labels
+(0 or 1 for each), float32 numbers, or the int32 tokens that follow.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from raysim.base.ram import memory_fault
 
 SPLITS = ("train", "validation", "test")
 
-BATCH_BYTES = 16 << 20  # of inputs; a few batches are in memory at a time, whatever the size of the set
+BATCH_BYTES = 16 << 20  # largest size of a batch of inputs; few batches are in memory at a time for a set of any size
 
-#: Column -> the types that it may have in a file.
+#: Column -> types allowed in a file.
 KINDS: dict[str, tuple[str, ...]] = {
     "input": ("uint8", "float32", "int32"),
     "target": ("int64", "uint8", "float32", "int32"),
@@ -39,8 +39,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 class SetRows(NamedTuple):
     """Rows of a set, with types as in KINDS.
 
-    inputs: (n, height, width, channels) images, (n, ...) arrays, (n, length) tokens; targets: (n,) or (n, ...); domains,
-    splits: (n,).
+    inputs: (n, height, width, channels) images, (n, ...) arrays, (n, length) tokens; targets: (n,) or (n, ...);
+    domains, splits: (n,).
     """
 
     inputs: np.ndarray
@@ -50,7 +50,7 @@ class SetRows(NamedTuple):
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
-        """Return the batch's columns under their file names, in order."""
+        """The batch's columns under their names in a file, in order; missing columns are left out."""
         return {name: values for name, values in zip(KINDS, self, strict=True) if values is not None}
 
     @staticmethod
@@ -60,7 +60,11 @@ class SetRows(NamedTuple):
 
 
 def typed(batch: SetRows, where: str) -> SetRows:
-    """The batch with contiguous columns of the types in KINDS: whole targets of one number are classes."""
+    """Return the batch with contiguous columns of the types in KINDS; (n,) integer targets become int64 classes.
+
+    Raises:
+      DataError: another type or shape of inputs or targets.
+    """
     inputs, targets = batch.inputs, batch.targets
     if str(inputs.dtype) not in KINDS["input"]:
         mend = "images must be uint8, 0 to 255; numbers float32; tokens int32"
@@ -88,11 +92,11 @@ def update(digest: hashlib._Hash, columns: Mapping[str, np.ndarray]) -> None:
 
 
 def record_of(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
-    """Columns, `input` first, as Arrow has them; nothing is copied."""
+    """Return the columns, `input` first, as an Arrow record batch; contiguous columns are not copied."""
     return pa.record_batch(list(map(_column, columns.values())), names=list(columns))
 
 
-# Neither `pa.array` nor `to_numpy`: they import pandas, 0.3 s and its memory in every process that reads or writes a set.
+# `pa.array` and `to_numpy` are not used, since they import pandas: 0.3 s, and memory, in every process that uses a set.
 def _column(values: np.ndarray) -> pa.Array:
     content = pa.py_buffer(np.ascontiguousarray(values))
     entries = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, content])
@@ -104,14 +108,14 @@ def _column(values: np.ndarray) -> pa.Array:
 
 
 def columns_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
-    """The inverse of `record_of`: views of the record, which are views of the file where that is mapped."""
+    """The inverse of `record_of`: views of the record, and hence of the file if the file is memory-mapped."""
     columns = {}
     for name in record.schema.names:
         kind, column = record.schema.field(name).type, record[name]
         is_tensor = isinstance(kind, pa.FixedShapeTensorType)
         values = np.from_dlpack(column.storage.flatten() if is_tensor else column)
         columns[name] = values.reshape(-1, *kind.shape) if is_tensor else values
-    order = dict.fromkeys((*KINDS, *columns))  # those of no set, such as `row`, come last
+    order = dict.fromkeys((*KINDS, *columns))  # columns outside KINDS, such as `row`, come last
     return {name: columns[name] for name in order if name in columns}
 
 
@@ -128,7 +132,7 @@ def in_batches(
     domains: np.ndarray | None = None,
     splits: np.ndarray | None = None,
 ) -> Iterator[SetRows]:
-    """Slices of arrays as `write_set` takes them; of `batch_rows` rows by default."""
+    """Yield slices of arrays as batches for `write_set`. rows: of a batch; `batch_rows` by default."""
     rows = rows or batch_rows(inputs.shape[1:], inputs.itemsize)
     columns = SetRows(inputs, targets, domains, splits).columns
     for start in range(0, len(targets), rows):
@@ -149,7 +153,7 @@ def batch_rows(shape: tuple[int, ...], itemsize: int = 1) -> int:
 
 @contextmanager
 def damaged(path: Path) -> Iterator[None]:
-    """Errors while a source file is read become a DataError that names the file."""
+    """Turn errors in reading a source file into a DataError that names the file."""
     try:
         yield
     except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -158,7 +162,7 @@ def damaged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
-    """A full disk, a spent quota and a file over the limit become a DataError; other errors pass."""
+    """Turn a full disk, an exceeded quota or an exceeded file size limit into a DataError; other errors pass."""
     try:
         yield
     except OSError as error:
@@ -169,7 +173,7 @@ def full_disk(folder: Path) -> Iterator[None]:
 
 
 def check_range(values: np.ndarray, limit: int, where: str, *, first: int = 0, column: str = "label") -> None:
-    """DataError at the first value outside 0..limit-1; its row is counted from `first` and appended to `where`."""
+    """Raise DataError at the first value outside 0..limit-1; its row, counted from `first`, is appended to `where`."""
     wrong = np.argwhere((values < 0) | (values >= limit))
     if len(wrong):
         mend = f"check the {column}s or the {'class' if column == 'label' else column} names"

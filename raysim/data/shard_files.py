@@ -1,8 +1,8 @@
-"""From the rows of prepared sets to shard files: the plan, and the steps that the serial and the Ray Data writer share.
+"""Writing of shard files from prepared sets: the plan, and the steps shared by the serial and the Ray Data writer.
 
-The manifest says beforehand which row goes where, so rows need no shuffle: the files are laid out at their full length, a
-window of rows is read, worked on, and written to its places in the files, in any order and by any process. A file counts
-once all its places are filled: then it gets its checksum and its description, without which no reader takes it.
+The manifest fixes the place of each row, so rows are not shuffled. The files are laid out at their full length; each
+window of rows is read, preprocessed, and written to its places in the files, in any order and by any process. A file is
+complete when all its places are filled: its description with the checksum is then written, which readers require.
 """
 
 from __future__ import annotations
@@ -30,27 +30,31 @@ from raysim.data.rows import check_range, columns_of, record_of, update
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-#: Clients in a shard file, which is mapped whole, at least; and files of clients at most.
+#: Minimum number of clients in a shard file, which is mapped whole; maximum number of clients' files for more clients.
 LEAST_CLIENTS, MOST_FILES = 64, 512
 
-#: Of the inputs of a window, as they are read or as they are written, whichever are more; small sets are cut in eight.
+#: Minimum and maximum bytes of a window's inputs, as read or as written, whichever is larger; in between, a set is cut
+#: into eight windows.
 LEAST_WINDOW, MOST_WINDOW = 8 << 20, 64 << 20
 
-#: Smaller inputs are written through a map of the file: a call for each run of neighbours took most of the time. A map
-#: writes whole pages, which is safe as one machine alone writes. (The space is taken before: no fault is left.)
+#: Inputs smaller than this are written through a memory map, since a call for each run of adjacent places took most of
+#: the time. A map writes whole pages, which is safe because a single machine writes; the space is reserved in advance,
+#: so that writing to the map cannot fail on a full disk.
 PAGE_BYTES = 4096 if hasattr(os, "posix_fallocate") else 0
 
-#: Of the inputs that are gathered for one write.
+#: Maximum bytes of inputs gathered for one write.
 WRITE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """A set that rows come from.
+    """A set from which rows are read.
 
     Attributes:
-      path: of its Arrow file, on this machine or as a URI of a file system that pyarrow knows.
-      first: number of its first row among the rows of all sources; starts: first rows of its record batches, and the end.
+      path: path of the Arrow file.
+      first: number of the set's first row among the rows of all sources; starts: first row of each record batch, and
+        the end.
+      shape, input_type: of one input.
     """
 
     path: str
@@ -62,7 +66,7 @@ class RowSource:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file to write: where, for how many rows, and the set whose rows they are."""
+    """A file to write. count: number of rows; source: path of the set that the rows are read from."""
 
     path: str
     count: int
@@ -70,7 +74,7 @@ class ShardFile:
 
 
 class Window(NamedTuple):
-    """Rows [start, end) of a source, all in memory at a time."""
+    """Rows [start, end) of a source, which are in memory together."""
 
     source: RowSource
     start: int
@@ -82,7 +86,7 @@ class Window(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """Written rows: (n,) number of the file and place in the file; (n, ...) target."""
+    """Written rows: (n,) numbers of the file, (n,) places in the file, and (n, ...) targets."""
 
     numbers: np.ndarray
     places: np.ndarray
@@ -91,13 +95,14 @@ class Filled(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Which row of which set goes to which place of which file.
+    """Assignment of rows of the sources to places in the files.
 
     Attributes:
-      rows, numbers, places, labels: (m,), sorted by row: number of the row among those of all sources, number of the file,
-        place in it, and the class it gets there, -1 for its own target. A row may go to many places, as in a sweep.
-      info: of the federation's set; its shape and type are those of the inputs in the files.
-      inputs_at: the byte of each file at which its first input begins.
+      rows, numbers, places, labels: (m,), sorted by row: number of the row among the rows of all sources, number of the
+        file, place in the file, and label written there, -1 for the row's own target. A row may have many places, as in
+        a sweep.
+      info: description of the federation's set, with the shape and type of the inputs in the files.
+      inputs_at: byte offset of the first input, the same in each file.
     """
 
     sources: tuple[RowSource, ...]
@@ -112,11 +117,11 @@ class ShardPlan:
 
     @property
     def has_work(self) -> bool:
-        """Whether the inputs of any source change on their way."""
+        """Whether preprocessing changes the inputs of any source."""
         return bool(self.preprocess.own) or any(source.shape != self.preprocess.shape for source in self.sources)
 
     def windows(self) -> Iterator[Window]:
-        """Return the windows with any wanted row."""
+        """Yield the windows that contain a planned row."""
         for source in self.sources:
             sizes = (source.shape, source.input_type), (self.preprocess.shape, self.preprocess.input_type)
             row_bytes = max(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in sizes)
@@ -129,12 +134,12 @@ class ShardPlan:
                     yield Window(source, start, end)
 
 
-#: Writes all windows of a plan and tells what each has filled.
+#: Writes all windows of a plan and yields the places filled by each window.
 Write = Callable[[ShardPlan], Iterable[Filled]]
 
 
 class _Wanted(NamedTuple):
-    """A file of a federation: rows of a set in order, optionally with replaced labels."""
+    """A planned file of a federation: rows of a set in order, optionally with replaced labels."""
 
     name: str
     set_path: str
@@ -143,12 +148,12 @@ class _Wanted(NamedTuple):
 
 
 def clients_per_shard(num_clients: int) -> int:
-    """Clients in a file: a million small ones share some hundred files."""
+    """Return the number of clients in a file; a million clients share at most MOST_FILES files."""
     return max(LEAST_CLIENTS, math.ceil(num_clients / MOST_FILES))
 
 
 def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
-    """The files of a federation: clients contiguous, then the held-out sets."""
+    """Yield the planned files of a federation: of consecutive clients, then of the held-out sets."""
     own, count = manifest.set_path, clients_per_shard(len(manifest.clients))
     for number, start in enumerate(range(0, len(manifest.clients), count)):
         rows = np.concatenate(manifest.clients[start : start + count])
@@ -165,7 +170,7 @@ def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
 
 
 def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
-    """Plan the files of federations with the same set and preprocessing, a folder each; rows are read once for all."""
+    """Plan the files of federations with the same set and preprocessing, each in its own folder; rows are read once."""
     manifest = folders[0][0]
     wanted = [(each, folder / f"{each.name}.arrow") for manifest, folder in folders for each in _wanted(manifest)]
     sources: dict[str, RowSource] = {}
@@ -211,14 +216,14 @@ def read_window(window: Window) -> pa.Table:
 
 
 def work_on(preprocess: Preprocess, table: pa.Table) -> pa.Table:
-    """The rows of a window with their inputs as the shards have them."""
+    """Return the rows of a window with preprocessed inputs."""
     columns = map(columns_of, table.to_batches())
     return pa.Table.from_batches([record_of({**each, "input": preprocess.work(each["input"])}) for each in columns])
 
 
 def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
-    """Write the rows of a window to their places in the files. A second time, after a lost worker, changes nothing."""
-    # As one record: a file of a million clients gets a few rows of each.
+    """Write the rows of a window to their places in the files. Repetition after a lost worker has no further effect."""
+    # The record batches are combined, since each of many files may get only a few rows of a batch.
     columns = columns_of(table.combine_chunks().to_batches()[0])
     inputs, first_row = columns["input"], columns["row"][0]
     first, last = np.searchsorted(plan.rows, (first_row, columns["row"][-1] + 1))
@@ -233,7 +238,7 @@ def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
 
 
 def _map_rows(file: ShardFile, inputs_at: int, inputs: np.ndarray, rows: np.ndarray, places: np.ndarray) -> None:
-    """`_write_rows` through a map of the file."""
+    """Write inputs[rows] as `_write_rows` does, through a memory map of the file."""
     np.memmap(file.path, inputs.dtype, "r+", inputs_at, (file.count, *inputs.shape[1:]))[places] = inputs[rows]
 
 
@@ -245,7 +250,7 @@ def _write_rows(file: ShardFile, inputs_at: int, inputs: np.ndarray, rows: np.nd
         for start, end in _runs(places - np.arange(len(places))):
             for low in range(start, end, limit):
                 chosen = rows[low : min(low + limit, end)]
-                # A single row is written from where it lies.
+                # A single row is written without a copy.
                 content = inputs[chosen] if len(chosen) > 1 else inputs[chosen[0]]
                 _write_at(descriptor, content, inputs_at + int(places[low]) * size)
     finally:
@@ -260,7 +265,7 @@ def _write_at(descriptor: int, values: np.ndarray, at: int) -> None:
 
 
 def _runs(values: np.ndarray) -> list[tuple[int, int]]:
-    """(start, end) of each run of equal neighbours."""
+    """Return (start, end) of each run of equal adjacent values."""
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
     return list(pairwise(edges)) if len(values) else []
 
@@ -277,7 +282,7 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
     Args:
       on_progress: on_progress(rows written, rows in all).
     Raises:
-      DataError: a label outside the classes, or places that nobody has filled. OSError: no space on the disk.
+      DataError: a label outside the classes, or unfilled places. OSError: no space on the disk.
     """
     for file in plan.files:
         _lay_out(file, plan.info)
@@ -306,9 +311,7 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
 
 
 def _lay_out(file: ShardFile, info: SetInfo) -> None:
-    """Write everything but the inputs of a single-batch file and reserve its space, so that a full disk shows at
-    once.
-    """
+    """Write a file of one record batch without its inputs; reserve the space, so that a full disk shows at once."""
     with open(file.path, "wb+") as target:
         kind = np.dtype(info.input_type)
         size = file.count * math.prod(info.shape) * kind.itemsize
@@ -329,7 +332,7 @@ def _blank(inputs: np.ndarray, info: SetInfo) -> dict[str, np.ndarray]:
 
 
 class _Sparse(io.RawIOBase):
-    """A file that skips what has the size of the inputs; few inputs are written, since anything could have their size."""
+    """A file that skips a write of exactly the inputs' size, unless small: other data could have the same size."""
 
     def __init__(self, file: BinaryIO, size: int):
         self._file, self._size = file, size
@@ -365,7 +368,7 @@ def _entries(record: pa.RecordBatch, name: str) -> pa.Buffer:
 
 
 def _finish(plan: ShardPlan, number: int, targets: np.ndarray) -> None:
-    """Write the targets of a file with complete inputs, and the description with the checksum of the data read back."""
+    """Write the targets of a file with complete inputs, then the description with the checksum of the stored data."""
     file = plan.files[number]
     path = Path(file.path)
     if plan.info.groups is plan.info.classes:

@@ -1,7 +1,7 @@
-"""The sets that `raysim prepare` knows, and their preparation.
+"""Data sets of `raysim prepare`, and their preparation.
 
-To add a set, write one reader, and one entry of sets.yaml that names the reader. A reader takes a Request (the folder of
-source files and the user's options) and returns Contents: class names and batches in a fixed order. An example, for a set
+To add a set, write a reader, and an entry of sets.yaml that names the reader. A reader takes a Request (the folder of
+source files and the user's options) and returns Contents: class names and batches in a fixed order. Example for a set
 stored as scans.npy (n, height, width) and grades.npy (n,), of which the last 1,000 are the official test images:
 
     def read_scans(request: Request) -> Contents:
@@ -13,8 +13,8 @@ stored as scans.npy (n, height, width) and grades.npy (n,), of which the last 1,
 
     SOURCES["scans"] = Source("knee scans, 64 x 64 grey, 2 grades", read_scans, "the Knee Project, knees.example.org")
 
-Then `raysim prepare scans --root FILES --out data` writes data/scans/scans.arrow, and `data: {name: scans}` trains on it.
-Image files are as easy: `read_folder` and its neighbours in readers/trees.py only list paths and labels.
+Then `raysim prepare scans --root FILES --out data` writes data/scans/scans.arrow, which `data: {name: scans}` uses.
+For sets of image files, see `read_folder` and the other readers in readers/trees.py, which only list paths and labels.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions, option
 from raysim.data.rows import SetRows
 from raysim.folders.storage import Copy
 
-OnProgress = Callable[[str, int, int | None], None]  # what is being done, how many are done, how many in all if known
+OnProgress = Callable[[str, int, int | None], None]  # (unit of the step, number done, number in all or None)
 
 
 @dataclass(frozen=True)
 class Source:
     """A kind of set: description, reader, publisher of the files, and the reader's options.
 
-    has_files: one without is made where a run names it.
+    has_files: False for a set without source files, which is made on first use.
     """
 
     description: str
@@ -60,7 +60,7 @@ class Source:
 
 
 def _source(reader: str, layout: Raw = MappingProxyType({}), facts: object = None, **about: Any) -> Source:
-    """Return an entry of sets.yaml with its reader. facts: see `raysim.data.facts`."""
+    """Return an entry of sets.yaml with its reader. layout: options of the reader; facts: see `raysim.data.facts`."""
     file, _, function = reader.partition(".")
     read = getattr(import_module(f"raysim.data.readers.{file}"), function)
     return Source(read=partial(read, **layout), **about)
@@ -79,10 +79,10 @@ SOURCES: dict[str, Source] = {
 
 
 def set_path(root: Path, name: str) -> Path:
-    """Where the Arrow file of a set lies below a data root.
+    """Return the path of a set's Arrow file below a data root.
 
     Raises:
-      DataError: the name would lead out of the root.
+      DataError: the name is not allowed, for example because it leads out of the root.
     """
     if fault := name_fault(name):
         raise DataError(f"a set cannot be called {name!r}", "", f"its name {fault}")
@@ -99,14 +99,14 @@ def prepare(
     options: ReaderOptions = DEFAULTS,
     on_progress: OnProgress = lambda *_: None,
 ) -> SetInfo:
-    """Convert a named set to Arrow below `root`; a whole set that is there already is verified and kept, unless `again`.
+    """Convert a named set to Arrow below `root`; an existing set is verified and kept, unless `again`.
 
     Args:
       files: the folder (or file) with the source files.
       save_as: the name of the prepared set, if not `name`.
     Raises:
-      DataError: an unknown name, an option that the set does not have, or anything wrong with the files; a set that is
-        not what FACTS says of the name that it gets.
+      DataError: an unknown name, an option that the set does not have, an error in the files, or a set that differs
+        from the FACTS of its final name.
     """
     if name not in SOURCES:
         mend = f"{did_you_mean(name, SOURCES)}`raysim prepare` lists the known ones; `data.reader` takes a reader of your own"
@@ -170,15 +170,15 @@ def _counted(contents: Contents, folder: Path, on_progress: OnProgress) -> Itera
 
 
 def fetch_set(root: str, name: str, cache: Path) -> Path:
-    """A local data root that holds the set `name` of the data root at a URI.
+    """Return a local data root with a copy of the set `name` from the data root at a URI.
 
-    The set is copied once, and again when its files changed; runs that start together copy once. Trainers map files, which
-    a remote object cannot be.
+    The set is copied on first use, and again when its files have changed; runs that start together copy it once. A copy
+    is needed because trainers memory-map files.
 
     Args:
       cache: folder for the copies.
     Raises:
-      DataError: the URI is not understood, or the set is not there.
+      DataError: the URI is not understood, or the set does not exist.
     """
     copy = Copy(root, cache / hashlib.sha256(root.encode()).hexdigest()[:12])
     copy.fetch(name)

@@ -1,7 +1,7 @@
 """Training, validation and test rows: disjoint, from fractions, from the set's own split, or inside each client.
 
-And what becomes of the server's validation set: smaller, imbalanced, noisy, or from another set (FedVG, figures 6 and 7,
-appendix E), or biased towards some clients, which FedVG's section 6 warns of.
+Also changes to the server's validation set: smaller, imbalanced, noisy, or from another set (FedVG, figures 6 and 7,
+appendix E), or biased towards some clients, a risk named in FedVG's section 6.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Split = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def split(num_examples: int, *, test: float, validation: float, rng: Generator) -> Split:
-    """(training, validation, test) rows, disjoint, from one random order; fractions of the whole set, rounded down."""
+    """Return disjoint (training, validation, test) rows from one random order; sizes are rounded down."""
     order = rng.permutation(num_examples)
     num_test, num_validation = int(num_examples * test), int(num_examples * validation)
     cuts = np.split(order, [num_test, num_test + num_validation])
@@ -35,12 +35,12 @@ def split(num_examples: int, *, test: float, validation: float, rng: Generator) 
 
 
 def split_officially(splits: np.ndarray | None, *, validation: float, rng: Generator) -> Split:
-    """(training, validation, test) rows as the set's authors split it.
+    """Return (training, validation, test) rows of the set's official split.
 
     Args:
       splits: (n,) 0 training, 1 validation, 2 test; None if the set has no such column.
-      validation: 0 keeps no validation set (official validation rows then stay unused); otherwise the official
-        validation rows, or where there are none this fraction of the official training rows, rounded down.
+      validation: 0 for no validation set (official validation rows stay unused). Otherwise the official validation rows
+        are used; without them, this fraction of the official training rows is held out, rounded down.
     Raises:
       DataError: no split column, or no training row in it.
     """
@@ -60,7 +60,7 @@ def split_officially(splits: np.ndarray | None, *, validation: float, rng: Gener
 
 
 def split_within(parts: Sequence[np.ndarray], *, test: float, validation: float, rng: Generator) -> Split:
-    """(training, validation, test) rows, cut inside each client in random order, client after client.
+    """Return (training, validation, test) rows, split at random inside each client, client after client.
 
     The order of FedVG's code: partition everything, then hold out 25 % and 10 % of each client, rounded down.
     """
@@ -70,10 +70,10 @@ def split_within(parts: Sequence[np.ndarray], *, test: float, validation: float,
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:
-    """An order in which every stretch has nearly the class proportions of the whole.
+    """Return an order in which every contiguous part has nearly the class proportions of the whole.
 
-    FedVG's score in train mode depends on the composition of the batches, whose statistics BatchNorm takes: this fixes
-    it.
+    In train mode, FedVG's score depends on the composition of the batches through BatchNorm; the order fixes the
+    composition.
     """
     rank = np.empty(len(labels))
     for cls in np.unique(labels):
@@ -91,13 +91,14 @@ class ValidationSpec:
     """Changes to the validation rows, in this order: subset (partly with the clients' mix), imbalance, label noise.
 
     Attributes:
-      subset: fraction that is kept, stratified.
-      client_share, clients: so large a part of the subset, rounded down, has the mix of these clients, see `mixed`; 0: none.
-      imbalance: rho of `imbalanced`; None: as it is.
+      subset: fraction of rows that is kept, stratified by class.
+      client_share, clients: fraction of the subset, rounded down, with the mix of these clients, see `mixed`; 0 for
+      none.
+      imbalance: rho of `imbalanced`; None for no change.
       label_noise: fraction of the rows that get a wrong label.
-      order: "stratified", or "client": client after client (with a split inside the clients), and class after class of an
-        external set, as in FedVG's code.
-      mapping: (class of the set, class of the external set) pairs; empty: no external set.
+      order: "stratified", or "client" for the original order: client after client (with `within_clients`), or class
+        after class of an external set, as in FedVG's code.
+      mapping: (class of the set, class of the external set) pairs; empty without an external set.
       unique: False adds the duplicates of FedVG's code to an external set.
     """
 
@@ -112,10 +113,10 @@ class ValidationSpec:
 
 
 class Mix(NamedTuple):
-    """Mix of some clients: (n,) cell of each validation row, and (cells,) number of the clients' training rows by
-    cell.
+    """Mix of some clients.
 
-    A cell is a class or, in a set with domains, a class of a domain.
+    A cell is a class or, in a set with domains, a class within a domain. cells: (n,) cell of each validation row;
+    counts: (cells,) number of the clients' training rows in each cell.
     """
 
     cells: np.ndarray
@@ -125,12 +126,12 @@ class Mix(NamedTuple):
 def arrange(
     rows: np.ndarray, labels: np.ndarray, num_classes: int, spec: ValidationSpec, rng: Generator, mix: Mix | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, labels (n,) int64) of the validation set that a spec makes of all validation rows.
+    """Return (rows, labels (n,) int64) of the validation set, after applying a spec to all validation rows.
 
     Args:
-      mix: of `spec.clients`, if it has a share of clients.
+      mix: mix of `spec.clients`, for a spec with a `client_share`.
     Raises:
-      DataError: nothing is left of a set that had rows, or too few rows of a class for the clients' mix.
+      DataError: no row is left, or a class has too few rows for the clients' mix.
     """
     if not len(rows):
         return rows, labels
@@ -150,7 +151,7 @@ def subset(labels: np.ndarray, part: float, rng: Generator) -> np.ndarray:
     """Return sorted positions of a part of the rows, stratified by class.
 
     Args:
-      part: up to 1: a fraction, rounded down, at least one row; above 1: a number of rows.
+      part: a fraction up to 1 (rounded down, at least one row), or above 1 a number of rows.
     """
     if part == 1.0:
         return np.arange(len(labels))
@@ -160,15 +161,15 @@ def subset(labels: np.ndarray, part: float, rng: Generator) -> np.ndarray:
 
 
 def mixed(labels: np.ndarray, mix: Mix, spec: ValidationSpec, rng: Generator) -> np.ndarray:
-    """Positions, rising, of a subset of which a share is distributed as the training rows of some clients.
+    """Return sorted positions of a subset of which a share is distributed as the training rows of some clients.
 
-    Of its n rows (as `subset` counts them) m = floor(client_share * n) have the clients' mix, the other n - m are a
-    stratified subset as always. Of what these leave, each cell gives rows in proportion to the clients' training rows there,
-    without replacement. All are held-out rows: nobody trains on one, and the clients' own rows are the same whatever the
-    share.
+    The subset has n rows, as in `subset`. n - m rows are stratified by class. The other m = floor(client_share * n)
+    rows have the clients' mix: they are drawn without replacement from the remaining rows, from each cell in proportion
+    to the clients' training rows in the cell. All rows are held out: no client trains on them, and the clients'
+    training rows do not depend on the share.
 
     Raises:
-      DataError: a cell has fewer held-out rows than the mix asks for, or the clients have no training rows.
+      DataError: a cell has fewer held-out rows than the mix requires, or the clients have no training rows.
     """
     where, named = "data.validation_set.from_clients", f"clients {', '.join(map(str, spec.clients))}"
     if not mix.counts.any():
@@ -190,10 +191,10 @@ def mixed(labels: np.ndarray, mix: Mix, spec: ValidationSpec, rng: Generator) ->
 
 
 def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: Generator) -> np.ndarray:
-    """Positions, rising, of a class-imbalanced half of the rows; all of them without a rho.
+    """Return sorted positions of a class-imbalanced half of the rows; all positions if rho is None.
 
     FedVG, eqs. E.8 and E.9: class i gets floor(p_i * N / 2) of N rows, p_i = rho^i / sum_j rho^j, without replacement;
-    a class that has fewer gives all it has. Exact: in fractions, not floats.
+    a class with fewer rows gives all its rows. Computed exactly, in fractions instead of floats.
     """
     if rho is None:
         return np.arange(len(labels))
@@ -206,7 +207,7 @@ def imbalanced(labels: np.ndarray, rho: float | None, num_classes: int, rng: Gen
 
 
 def noisy(labels: np.ndarray, fraction: float, num_classes: int, rng: Generator) -> np.ndarray:
-    """Labels of which a fraction (rounded down) is replaced by another class, never the true one."""
+    """Return labels of which a fraction (rounded down) is replaced by a random wrong class."""
     count = int(len(labels) * fraction)
     if not count:
         return labels
@@ -221,10 +222,13 @@ def noisy(labels: np.ndarray, fraction: float, num_classes: int, rng: Generator)
 def external_rows(
     external: PreparedSet, classes: Sequence[str], spec: ValidationSpec, rng: Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows of another set, their labels in this set's classes): the training rows of every mapped class.
+    """Return (training rows of the external set in the mapped classes, their labels as indices into `classes`).
 
-    FedVG's code first takes 50 random rows of each mapped class of this set and then all of them, so 50 occur twice;
-    `spec.unique=False` does the same.
+    FedVG's code takes, for each mapped class of `classes`, 50 random rows and then all rows, so that 50 rows occur
+    twice; `spec.unique=False` also adds 50 rows, after all rows.
+
+    Args:
+      classes: class names of the partitioned set.
     Raises:
       DataError: the mapping names a class that a set does not have, or a class of the external set twice.
     """

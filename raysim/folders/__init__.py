@@ -1,1 +1,1 @@
-"""Files: the run directory as a type, local files, and storage at a URI wrapped around it."""
+"""Run directories, atomic writes of local files, and storage of runs at a URI."""

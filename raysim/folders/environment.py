@@ -1,4 +1,4 @@
-"""The contents of env.json: the machine and the code behind a run."""
+"""The contents of env.json: machine, resources and code version of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow", "
 
 
 def environment(resources: Mapping[str, object]) -> Settings:
-    """Versions, commit, machine, and the resources that the run took."""
+    """Return the contents of env.json: versions, commit, checksum of sources, machine, and resources of the run."""
     return {
         "python": platform.python_version(),
         "packages": {"raysim": __version__, **{name: version(name) for name in PACKAGES}},
@@ -32,7 +32,7 @@ def environment(resources: Mapping[str, object]) -> Settings:
 
 
 def gpu_names() -> list[str]:
-    """Return the visible accelerators: GPUs of NVIDIA, AMD, Intel or Apple."""
+    """Return names of the visible accelerators: GPUs of NVIDIA, AMD, Intel or Apple."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     name_of = getattr(torch.get_device_module(device), "get_device_name", lambda _: str(device))
     return [name_of(index) for index in range(torch.accelerator.device_count())]
@@ -40,18 +40,18 @@ def gpu_names() -> list[str]:
 
 @cache
 def sources() -> str:
-    """SHA-256 of the code of raysim and its methods; a checkout can change without a new version."""
+    """Return SHA-256 of the code of raysim and its methods, since a checkout can change without a new version."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for file in sorted(file for folder in ("raysim", "methods") for file in (root / folder).rglob("*.py")):
-        if "cluster" not in file.relative_to(root).parts:  # which only an installed wheel has there
+        if "cluster" not in file.relative_to(root).parts:  # only an installed wheel has this folder here
             digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
 def git_commit() -> str | None:
-    """Commit of the code that runs, with "+" if the tree was changed; None outside a checkout."""
+    """Return the commit of the running code, with "+" for a changed tree; None outside a checkout."""
     root = Path(__file__).parents[2]
-    if not (root / ".git").exists():  # an installed package may lie in somebody else's repository
+    if not (root / ".git").exists():  # an installed package may be inside another project's repository
         return None
     command = ["git", "status", "--porcelain=v2", "--branch"]
     try:

@@ -1,4 +1,4 @@
-"""Folders on pyarrow's file systems: list, read and write, with time limits."""
+"""Folders on pyarrow's file systems: list, read, write and delete files, with time limits."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from raysim.base.errors import DataError, explained
 from raysim.base.uri import joined, masked, uri_fault
 from raysim.folders.files import partial_file, replaced_file
 
-#: Seconds that a server may take to accept a connection, and to say a byte; how often either is tried. pyarrow's own limits
-#: let a silent server hold a run for minutes.
+#: Time limits in seconds for a connection and for an answer, and number of attempts. With pyarrow's defaults, a silent
+#: server would block a run for minutes.
 CONNECT_S, ANSWER_S, ATTEMPTS = 4.0, 10.0, 2
 
-#: Files that travel at a time: a small one costs a round trip and hardly any bytes.
+#: Files transferred in parallel, since a small file costs mainly a round trip.
 PARALLEL = 16
 
-#: Stores without folders, which write an object whole or not at all.
+#: Stores without folders, which write objects atomically.
 OBJECT_STORES = ("s3", "gcs", "abfs")
 
-#: What a file system raises; ArrowException also where this pyarrow was built without it.
+#: Errors of file systems; ArrowException also if pyarrow was built without a file system.
 FAILURES = (OSError, pa.ArrowException)
 
-#: What to do about a folder that cannot be read.
+#: Remedy for a folder that cannot be read.
 REMEDY = "correct the URI, or check the server, the credentials and the network (your own S3: AWS_ENDPOINT_URL)"
 
-#: (size, time of change in ns): a file is another one if either differs.
+#: (size in bytes, modification time in ns): a file has changed if either differs.
 Stamp = tuple[int, int]
 
 
@@ -51,7 +51,7 @@ class RemoteFolder:
         return RemoteFolder(self.system, f"{self.path}/{name}", joined(self.uri, name))
 
     def files(self) -> dict[str, Stamp]:
-        """All files at any depth; none if the folder is not there."""
+        """Return name -> stamp of all files at any depth; empty if the folder does not exist."""
         found = self.system.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
         start = len(self.path.rstrip("/")) + 1
         return {info.path[start:]: (info.size, info.mtime_ns or 0) for info in found if info.type == fs.FileType.File}
@@ -64,7 +64,7 @@ class RemoteFolder:
             return bytes(file.read())
 
     def write(self, name: str, content: bytes) -> None:
-        """A small file, whole or not at all."""
+        """Write a small file atomically."""
 
         def fill(target: str) -> None:
             with self.system.open_output_stream(target) as file:
@@ -73,7 +73,7 @@ class RemoteFolder:
         self._replace(name, fill)
 
     def send(self, folder: Path, names: Iterable[str], on_sent: Callable[[str], None] = lambda _: None) -> None:
-        """Copy files of a local folder here, each one whole or not at all; on_sent(name) after each."""
+        """Copy files of a local folder to this folder, each atomically; on_sent(name) is called after each file."""
 
         def send(name: str) -> None:
             self._replace(name, lambda target: _copy(fs.LocalFileSystem(), str(folder / name), self.system, target))
@@ -82,7 +82,7 @@ class RemoteFolder:
         _in_parallel(send, names)
 
     def fetch(self, folder: Path, names: Iterable[str]) -> None:
-        """Copy files from here to a local folder."""
+        """Copy files of this folder to a local folder."""
 
         def fetch(name: str) -> None:
             with replaced_file(folder / name) as copy:
@@ -91,7 +91,7 @@ class RemoteFolder:
         _in_parallel(fetch, names)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files, as far as they are there."""
+        """Delete files; missing files are ignored."""
 
         def delete(name: str) -> None:
             with suppress(FileNotFoundError):
@@ -111,7 +111,7 @@ class RemoteFolder:
 
 
 def remote_folder(uri: str) -> RemoteFolder:
-    """The folder at a URI; nobody is asked yet whether it can be read.
+    """Return the folder at a URI, without checking that it can be read.
 
     Raises:
       DataError: the URI is not understood.
@@ -124,14 +124,14 @@ def remote_folder(uri: str) -> RemoteFolder:
 
 
 def reached_folder(uri: str) -> RemoteFolder:
-    """Return the folder at a URI, after checking that its bucket exists and is readable.
+    """Return the folder at a URI, after checking that it can be listed and, for s3 and gcs, that its bucket exists.
 
     Raises:
-      DataError: it is not, or there is no answer in time.
+      DataError: a check failed, or the server did not answer in time.
     """
     folder = remote_folder(uri)
     with explained(f"{uri} cannot be read", "", REMEDY, *FAILURES):
-        # Not of Azure: pyarrow 26 ends the process where it has no credentials for this.
+        # Azure is left out, since pyarrow 26 ends the process if it has no credentials for this request.
         if folder.system.type_name in ("s3", "gcs"):
             bucket = folder.path.partition("/")[0]
             if folder.system.get_file_info(bucket).type == fs.FileType.NotFound:
@@ -152,31 +152,31 @@ def _limited(uri: str) -> tuple[fs.FileSystem, str]:
         return system, path
     endpoints = [os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")]
     if not ({"region", "endpoint_override"} & query.keys() or any(endpoints)):
-        # pyarrow asks Amazon for the bucket's region, and has no limit to that.
+        # pyarrow asks Amazon for the bucket's region without a time limit.
         try:
             socket.create_connection(("s3.us-east-1.amazonaws.com", 443), CONNECT_S).close()
         except OSError as error:
             raise OSError(f"Amazon's S3: {error}") from error
     system, path = fs.FileSystem.from_uri(uri)
-    make, (options,) = system.__reduce__()  # as it is pickled: the one way to all that pyarrow read from the URI
+    make, (options,) = system.__reduce__()  # pickling is the only access to all options that pyarrow read from the URI
     limits = {"connect_timeout": CONNECT_S, "request_timeout": ANSWER_S}
     return make({**options, **limits, "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)}), path
 
 
 def reason(error: BaseException) -> str:
-    """What a file system says of a failure: the first line, without credentials."""
+    """Return the first line of a file system's error message, without credentials."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return masked(line if len(line) <= 300 else f"{line[:300]} ...")
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:
-    """The files of a local folder at any depth; hidden ones, and those in hidden folders, are left out."""
+    """Return name -> stamp of the files of a local folder at any depth, except hidden files and folders."""
     found: dict[str, Stamp] = {}
     for place, inner, names in os.walk(folder):
         inner[:] = [name for name in inner if not name.startswith(".")]
         for name in names:
             path = Path(place) / name
-            with suppress(OSError):  # a link that leads nowhere, or a file that is gone by now
+            with suppress(OSError):  # a broken link, or a file deleted in the meantime
                 if not name.startswith("."):
                     state = path.stat()
                     found[path.relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
@@ -184,7 +184,7 @@ def stamps(folder: Path) -> dict[str, Stamp]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file is hidden, or lies in a hidden folder."""
+    """Return whether a file is hidden, or in a hidden folder."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
@@ -199,4 +199,4 @@ def _copy(source: fs.FileSystem, path: str, target: fs.FileSystem, other: str) -
 
 def _in_parallel(act: Callable[[str], None], names: Iterable[str]) -> None:
     with ThreadPoolExecutor(PARALLEL, "files") as workers:
-        list(workers.map(act, names))  # the first failure cancels the files that have not begun
+        list(workers.map(act, names))  # the first failure cancels files that have not started

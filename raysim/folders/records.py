@@ -1,4 +1,4 @@
-"""The records of a run by rounds: whether they are whole, and as they were when a checkpoint was written."""
+"""Checks that a run's records of rounds are complete, and unchanged since a checkpoint was written."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from raysim.folders.run_folder import RunFolder
 
 
 class RecordChain:
-    """A chain of SHA-256 for each kind of record: link = SHA-256(link before, record), in the order of rounds.
+    """A chain of SHA-256 for each kind of record: link = SHA-256(previous link, record), in the order of rounds.
 
-    A checkpoint keeps the links of its time. They cover the records of all rounds before it and none after, so that a
-    run that was killed in the middle of a later row resumes, and one whose earlier rows were changed does not.
+    A checkpoint stores the links at its round, which cover the records of all earlier rounds only. A run that was
+    killed while writing a later row can therefore resume, and a run whose earlier rows were changed cannot.
 
     Attributes:
-      links: kind of record -> hexadecimal digits; empty before the first record.
+      links: kind of record -> last link in hexadecimal; empty before the first record.
     """
 
     def __init__(self) -> None:
         self.links: dict[str, str] = {}
 
     def add_row(self, kind: str, row: Mapping[str, str]) -> None:
-        """A row of a table. Empty cells are ignored, since later columns add empty cells to earlier rows."""
+        """Add a row of a table. Empty cells are ignored, since later columns add empty cells to earlier rows."""
         filled = {name: text for name, text in row.items() if text}
         self._add(kind, json.dumps(filled, sort_keys=True))
 
     def add_file(self, kind: str, path: Path) -> None:
-        """A file that is not written again. Raises OSError."""
+        """Add a file that is written only once. Raises OSError."""
         self._add(kind, f"{path.name} {file_digest(path)}")
 
     def _add(self, kind: str, record: str) -> None:
@@ -42,7 +42,7 @@ class RecordChain:
 
 
 def record_chain(folder: RunFolder, before: int) -> RecordChain:
-    """The chain over the records of all rounds below `before`, as they lie there. Raises RaysimError, OSError."""
+    """Return the chain over the stored records of all rounds below `before`. Raises RaysimError, OSError."""
     chain = RecordChain()
     for row in folder.progress_rows(before):
         chain.add_row(folder.progress.name, row)
@@ -56,10 +56,10 @@ def record_chain(folder: RunFolder, before: int) -> RecordChain:
 
 
 def damaged_records(folder: RunFolder, before: int, links: Mapping[str, str]) -> str:
-    """What is missing, damaged or changed, in words, of the records of all rounds below `before`; empty if nothing is.
+    """Return text on missing, damaged or changed records of rounds below `before`; empty if all are sound.
 
     Args:
-      links: of their chain when a checkpoint was written.
+      links: links of the chain when a checkpoint was written.
     """
     if missing := _missing(folder, before):
         return missing

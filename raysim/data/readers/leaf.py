@@ -1,12 +1,12 @@
 """Reader of sets in the JSON layout of LEAF (Caldas et al. 2018, arXiv:1812.01097): `raysim prepare leaf --root FOLDER`.
 
-Each file of train/ and test/ (or of one folder, which is then no official split) is
-{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}; the users are the domains. What `x` and `y` hold decides:
+Each file of train/ and test/ (or of a single folder without an official split) is
+{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}; the users are the domains. `x` and `y` may hold:
 
-- lists of 784 numbers in [0, 1], as in FEMNIST: 28 x 28 grey images and whole numbers as classes;
-- other lists of numbers: inputs as they are, and classes;
-- strings, as in LEAF's Shakespeare: characters are tokens, and `y` is the character that follows;
-- lists of words, as in Reddit and StackOverflow: words are tokens, and `y` holds the word after each of them.
+- lists of 784 numbers in [0, 1], as in FEMNIST: 28 x 28 grey images, with whole numbers in `y` as classes;
+- other lists of numbers: float32 inputs, with classes in `y`;
+- strings, as in LEAF's Shakespeare: characters are tokens, and `y` is the character after `x`;
+- lists of words, as in Reddit and StackOverflow: words are tokens, and `y` holds the word after each word of `x`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from raysim.base.reading import read_json
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, split_codes
 from raysim.data.rows import damaged
 
-#: Most frequent words that are tokens of their own; token 0 stands for all others.
+#: Number of most frequent words with a token of their own; if there are more words, token 0 stands for all others.
 MOST_WORDS, OTHER = 10_000, "<other>"
 
 
 def read_leaf(request: Request) -> Contents:
-    """LEAF's files as contents. Raises DataError: another layout, or rows of several kinds."""
+    """Return contents of files in LEAF's layout. Raises DataError: another layout, or rows of several kinds."""
     root = request.root / "data" if (request.root / "data").is_dir() else request.root
     parts = [part for part in PARTS if (root / part).is_dir()]
     found = [(part, path) for part in parts or [""] for path in sorted((root / part).glob("*.json"))]
@@ -58,7 +58,7 @@ def read_leaf(request: Request) -> Contents:
 
 
 def _examples(path: Path) -> Iterator[tuple[str, Any, Any]]:
-    """(user, x, y) of each example of a file."""
+    """Yield (user, x, y) of each example of a file."""
     with damaged(path):
         content = read_json(path)
     data = content.get("user_data") if isinstance(content, Mapping) else None
@@ -72,7 +72,7 @@ def _examples(path: Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _arrays(xs: Sequence[Any], ys: Sequence[Any], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets) of lists of numbers."""
+    """Return (inputs, targets) of lists of numbers; 784 numbers in [0, 1] become uint8 images."""
     try:
         inputs, targets = np.array(xs, np.float32), np.array(ys)
     except (ValueError, TypeError) as error:
@@ -83,7 +83,7 @@ def _arrays(xs: Sequence[Any], ys: Sequence[Any], where: str) -> tuple[np.ndarra
 
 
 def _of_tokens(inputs: Sequence[Any], targets: Sequence[Any], given: Mapping[str, Any]) -> Contents:
-    """Contents of token sequences; targets: the next token at each position."""
+    """Return contents of token sequences. targets: the next token at each position."""
     if len({len(each) for each in (*inputs, *targets)}) != 1:
         raise DataError("sequences of several lengths", given["where"], "give each x and y as many characters or words")
     counts = Counter(word for each in (*inputs, *targets) for word in each)

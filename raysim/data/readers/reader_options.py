@@ -12,24 +12,24 @@ POSITIVE = {"min": 1}
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """Options that a user may give to a reader; None is the reader's default.
+    """Options of a reader; None stands for the reader's default.
 
     Args:
-      size: pixels of each side of an image: image files are resized, shapes are drawn
+      size: side length of images in pixels: image files are resized to it, shapes are drawn in it
       download: fetch missing source files into --root
       count: shapes: number of images
       seed: shapes: seed of the drawings
       domains: table: the column with the domain of each row; text: speakers, files or folders; shapes: number of styles
-      resize: with --size: cut the middle out of an image (crop, the default), or squash it to the square
+      resize: with --size: crop the middle of an image (crop, the default), or squash the image to the square
       interpolation: with --size: bilinear is the default
-      target: table: the column to be predicted; several, with commas between: labels or numbers
-      task: table: where --target does not make it clear
-      drop: table: columns that are not read, such as a number of rows, with commas between
+      target: table: the column to be predicted, or several columns of labels or numbers, separated by commas
+      task: table: the task, if --target leaves it open
+      drop: table: columns that are not read, such as row numbers, separated by commas
       missing: table: drop rows with a missing value; or fill in the mean or median of a column of numbers and the most
-        frequent word of a column of words; word: as median, and a missing word is a word of its own
+        frequent word of a column of words; word: as median, but a missing word becomes the word "missing"
       missing_target: table: drop rows without a target or a domain
-      dates: table: read dates as days since 1970-01-01; the order of year, month and day in them
-      codes: table: number words, instead of one column a word
+      dates: table: read dates as days since 1970-01-01; the value is the order of year, month and day
+      codes: table: replace words by numbers, instead of one column a word
       length: text: characters of a sequence; 80 if not given
     """
 
@@ -51,7 +51,7 @@ class ReaderOptions:
 
     @property
     def resizing(self) -> str:
-        """What is done to image files, in words; empty: they stay as they are."""
+        """Resizing of image files, in words; empty without --size."""
         way = "squashed" if self.resize == "squash" else "shorter side, the middle cut out"
         return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
 
@@ -59,7 +59,7 @@ class ReaderOptions:
         """Return the options that decide the rows, as on the command line; empty for defaults.
 
         Args:
-          known: the options that the reader heeds. Files of images have `resizing` for their size.
+          known: options of the reader. Readers with the option `resize` report their size in `resizing` instead.
         """
         names = ["target", "task", "drop", "missing", "missing_target", "dates", "length", "count", "seed", "domains"]
         names += ["size"] * ("resize" not in known)
@@ -68,9 +68,9 @@ class ReaderOptions:
 
 
 def option(name: str) -> str:
-    """A field of `ReaderOptions` as it is written on the command line."""
+    """Return the command-line spelling of a field of `ReaderOptions`."""
     return f"--{name.replace('_', '-')}"
 
 
-#: Options of a reader to which none was given.
+#: Default options.
 DEFAULTS = ReaderOptions()

@@ -1,4 +1,4 @@
-"""A procedural set: ten shapes (classes) in up to six styles (domains). Synthetic; for benchmarks and feature shift."""
+"""Synthetic set for benchmarks and feature shift: drawings of ten shapes (classes) in up to six styles (domains)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from raysim.data.rows import SetRows, batch_rows
 
 Plane = np.ndarray  # (n, size, size) float32
 
-#: Bytes that a pixel takes at least while it is drawn: mostly the noise of its three channels, in integers of 8 bytes.
+#: Minimum bytes of memory per pixel in drawing, mostly for the noise of the three channels, in 8-byte integers.
 PIXEL_BYTES = 107
 
 STYLES = ("plain", "texture", "colour", "noise", "outline", "gradient")
 
 
 def read_shapes(request: Request) -> Contents:
-    """The set of `--count` images (60,000) of `--size` pixels (32) in `--domains` styles (4) from `--seed` (0)."""
+    """Draw `--count` images (default 60,000) of `--size` pixels (32) in `--domains` styles (4) from `--seed` (0)."""
     options = request.options
     domains = "4" if options.domains is None else str(options.domains)
     if not (domains.isdecimal() and 1 <= int(domains) <= len(STYLES)):
@@ -35,17 +35,18 @@ def read_shapes(request: Request) -> Contents:
 
 
 def shape_batches(count: int, *, size: int, seed: int, num_domains: int, rows: int | None = None) -> Iterator[SetRows]:
-    """Examples 0 .. count-1; how many rows a batch has changes no pixel."""
+    """Yield examples 0 .. count-1 in batches of `rows`, which do not affect the images."""
     rows = rows or min(512, batch_rows((size, size, 3)))  # small enough for the processor's cache
     for start in range(0, count, rows):
         yield draw(np.arange(start, min(start + rows, count)), size=size, seed=seed, num_domains=num_domains)
 
 
 def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> SetRows:
-    """The examples of the given indices: each a pure function of (seed, index).
+    """Draw the examples of the given indices; each example depends only on seed, index, size and num_domains.
 
-    Labels and domains alternate, so that every stretch of ten times num_domains examples has each pair once. Place, scale,
-    turn and colours are drawn: no pixel alone gives a class away, and styles share all their shapes.
+    Labels and domains alternate, so that 10 * num_domains consecutive examples have each pair of label and domain once.
+    Position, scale, rotation and colours are random, so that no single pixel identifies a class; all styles have all
+    shapes.
     """
     labels, domains = index % len(SHAPES), index // len(SHAPES) % num_domains
     draws = uniform(seed, index, 24).astype(np.float32)
@@ -69,7 +70,7 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> SetRow
 
 
 def uniform(seed: int, index: np.ndarray, slots: int) -> np.ndarray:
-    """(n, slots) float32 in [0, 1): SplitMix64 of (seed, index, slot), so that no draw depends on another."""
+    """Return (n, slots) float32 in [0, 1): SplitMix64 of (seed, index, slot), so that draws are independent."""
     with np.errstate(over="ignore"):
         key = _mix(_mix(np.array([seed % 2**64], np.uint64) + _GOLDEN) + index.astype(np.uint64) * _GOLDEN)
         state = key[:, None] + np.arange(1, slots + 1, dtype=np.uint64) * _GOLDEN
@@ -98,10 +99,10 @@ def _coordinates(draws: np.ndarray, size: int) -> tuple[Plane, Plane, np.ndarray
 
 
 def _colours(style: str, draws: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(front, back) of a style, broadcastable to (n, size, size, 3), in 0..1."""
+    """Return (foreground, background) of a style, broadcastable to (n, size, size, 3), in 0..1."""
     tint = draws[:, 4:10].reshape(-1, 2, 3)[:, :, None, None, :]
     front, back = 0.65 + 0.3 * tint[:, 0], 0.05 + 0.3 * tint[:, 1]
-    if style == "colour":  # strong hues, one lighter than the other or the reverse
+    if style == "colour":  # strong hues; foreground or background may be lighter
         front, back = _hue(draws[:, 10]), _hue(draws[:, 10] + 0.25 + 0.5 * draws[:, 11])
     elif style == "texture":
         front = front * (0.85 + 0.15 * _stripes(draws[:, 12:15], size))
@@ -118,7 +119,7 @@ def _hue(turn: np.ndarray) -> np.ndarray:
 
 
 def _stripes(draws: np.ndarray, size: int) -> np.ndarray:
-    """(n, size, size, 1) waves in -1..1 of drawn direction, width and phase."""
+    """Return (n, size, size, 1) waves in -1..1 of random direction, width and phase."""
     grid = np.linspace(-1, 1, size, dtype=np.float32)
     angle, waves = draws[:, 0] * np.float32(np.pi), 6 + 8 * draws[:, 1]
     along = (np.cos(angle) * waves)[:, None, None] * grid + (np.sin(angle) * waves)[:, None, None] * grid[:, None]
@@ -130,7 +131,10 @@ def _box(u: Plane, v: Plane, width: float, height: float) -> Plane:
 
 
 def _star(u: Plane, v: Plane) -> Plane:
-    """Five points at radius 1: the points outside at most one side of a pentagon, so the second largest distance."""
+    """Return distances to a star with five tips at radius 1: the second largest distance to the sides of a pentagon.
+
+    The star is the set of points outside at most one side.
+    """
     angles = np.pi / 2 + np.pi + 2 * np.pi * np.arange(5) / 5
     sides = np.stack([np.float32(np.cos(a)) * u + np.float32(np.sin(a)) * v - np.float32(0.38) for a in angles])
     return np.partition(sides, 3, axis=0)[3]

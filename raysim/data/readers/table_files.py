@@ -1,8 +1,8 @@
-"""Readers of tables, CSV, Parquet or pandas: `raysim prepare table`, `raysim.table`, and the sets Adult and wine quality.
+"""Readers of tables (CSV, Parquet, pandas): `raysim prepare table`, `raysim.table`, and the base of published tables.
 
-Numbers become float32 as they are; a run's `data.normalise: standard` scales them. A column of words becomes one column a
-word (one-hot), or with `--codes` the number of its word; with `--dates` a date becomes days since 1970-01-01. Words, means and
-medians are fitted on the training rows.
+Numbers become float32 without scaling; a run's `data.normalise: standard` scales them. A column of words becomes one
+column a word (one-hot), or with `--codes` a column of word numbers. With `--dates`, dates become days since 1970-01-01.
+Words, means and medians are fitted on the training rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raysim.data.rows import in_batches
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-#: Numbers that pandas reads as words -> (what they are, how to write them).
+#: Pattern of numbers that pandas reads as words -> (description, remedy).
 WRITTEN_NUMBERS = {
     re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d+,\d*|[-+]?,\d+|[-+]?\d{1,3}(\.\d{3}){2,}(,\d*)?"): (
         "a number with a comma or several points",
@@ -43,20 +43,21 @@ DATES = {
     )
 }
 
-#: Code of the official split of a table without one.
+#: Split code of a table without an official split.
 NO_SPLIT = -1
 
-#: Whole numbers of at most so many values are classes; a column with more numbers than that holds no words.
+#: A target of whole numbers with at most FEW different values is a class; an input column with more than FEW different
+#: numbers must not contain words.
 FEW = 20
-#: Different words that a column may have as one-hot.
+#: Maximum number of different words in a one-hot column.
 MOST_WORDS = 1000
 
 
 def one_table(frames: Mapping[Path, DataFrame], splits: Sequence[int]) -> DataFrame:
-    """Tables as one, with an index (file, official split, row in the file).
+    """Return the tables joined into one, with an index (file, official split, row in the file).
 
     Args:
-      splits: code of each file as in `SetRows`, or NO_SPLIT for all.
+      splits: split code of each file as in `SetRows`, or NO_SPLIT for all files.
     """
     import pandas as pd
 
@@ -65,24 +66,27 @@ def one_table(frames: Mapping[Path, DataFrame], splits: Sequence[int]) -> DataFr
 
 
 def _place(table: DataFrame, column: str, is_wrong: np.ndarray | Series) -> str:
-    """Where the first of these rows stands, counted from 1 below the header. is_wrong: (n,) bool."""
+    """Return the place of the first wrong row, counted from 1 below the header. is_wrong: (n,) bool."""
     file, _, row = table.index[int(np.argmax(np.asarray(is_wrong, bool)))]
     return f"{file}, column {column!r}, row {row + 1}"
 
 
 def _file(table: DataFrame) -> str:
-    """The first file of a table."""
+    """Return the path of the first file of a table."""
     return str(table.index[0][0])
 
 
 def _splits(table: DataFrame) -> np.ndarray | None:
-    """(n,) int8, see `SetRows`; None without an official split."""
+    """Return (n,) int8 split codes, see `SetRows`; None without an official split."""
     codes = table.index.get_level_values("split")
     return None if codes[0] == NO_SPLIT else codes.to_numpy(np.int8)
 
 
 def read_table_files(request: Request) -> Contents:
-    """A CSV or Parquet file with a header, or a folder with train.csv and test.csv (and val.csv), the official split."""
+    """Read a CSV or Parquet file with a header, or a folder with such files of an official split.
+
+    The files of a split are train.csv, test.csv and optionally val.csv, or .parquet.
+    """
     if not request.options.target:
         raise DataError("a table needs a target", str(request.root), "give --target COLUMN, or --target A,B,C")
     files = _files(request.root)
@@ -92,14 +96,14 @@ def read_table_files(request: Request) -> Contents:
 
 
 def _column_names(names: str | Sequence[str], table: DataFrame) -> list[str]:
-    """Names of columns, given as a list or with commas between them; a name may itself hold a comma."""
+    """Return names of columns from a list, or from a text with commas; a single name may contain a comma."""
     if not isinstance(names, str):
         return list(names)
     return [names] if names in table else [name.strip() for name in names.split(",")]
 
 
 def frame_contents(frame: DataFrame, targets: Sequence[str], options: ReaderOptions) -> Contents:
-    """A pandas DataFrame as contents; its index is not read. Raises DataError: as `table_contents`."""
+    """Return contents of a pandas DataFrame; the index is ignored. Raises DataError: as `table_contents`."""
     where = Path("the frame")
     checked = _checked(frame.reset_index(drop=True), where).convert_dtypes()
     return table_contents(one_table({where: checked}, [NO_SPLIT]), targets, options)
@@ -127,7 +131,7 @@ def _frames(files: Sequence[Path]) -> dict[Path, DataFrame]:
 
 
 def _frame(path: Path) -> DataFrame:
-    """Read a file with pandas, with types that represent missing values."""
+    """Read a file with pandas, with nullable types."""
     import pandas as pd
 
     if not path.stat().st_size:
@@ -143,7 +147,7 @@ def _frame(path: Path) -> DataFrame:
 
 
 def _checked(frame: DataFrame, path: Path) -> DataFrame:
-    """The table with names of type str; DataError where a name is missing or stands twice, or there is no row."""
+    """Return the table with names of type str; raise DataError for a missing or repeated name, or without rows."""
     frame.columns = [str(name).strip() for name in frame.columns]
     if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
         mend = "rename or remove one column"
@@ -169,7 +173,7 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         frame = pd.read_csv(path, sep=delimiter, skipinitialspace=True, dtype_backend="numpy_nullable", **how)
-    if "names" not in how:  # pandas renames the second of two equal names
+    if "names" not in how:  # restore repeated names, which pandas renames
         with open(path, encoding="utf-8-sig", newline="") as file:
             frame.columns = next(csv.reader(file, delimiter=delimiter, skipinitialspace=True))
     return frame
@@ -178,15 +182,15 @@ def csv_frame(path: Path, **how: Any) -> DataFrame:
 def table_contents(
     table: DataFrame, targets: Sequence[str], options: ReaderOptions, *, keeps_domain: bool = False
 ) -> Contents:
-    """A table as contents.
+    """Return contents of a table.
 
     Args:
       targets: columns to be predicted.
-      options: those of a table but `target`; domains: the column with the domain of each row.
-      keeps_domain: whether the column of the domain is an input as well.
+      options: options of a table; `target` is ignored in favour of `targets`.
+      keeps_domain: whether the column of domains is also an input.
     Raises:
-      DataError: columns that are not there, missing values without `options.missing`, numbers that are not finite, targets
-        that are none of the task.
+      DataError: missing columns, missing values without `options.missing`, numbers that are not finite, or targets that
+        do not fit the task.
     """
     domain = None if options.domains is None else str(options.domains)
     dropped = _column_names(options.drop, table) if options.drop else []
@@ -211,7 +215,7 @@ def table_contents(
 
 
 def _with_days(table: DataFrame, inputs: Sequence[str], order: str) -> tuple[DataFrame, list[str]]:
-    """(the table with each input column of dates as float64 days since 1970-01-01, the names of these columns)."""
+    """Return (table with input columns of dates as float64 days since 1970-01-01, names of these columns)."""
     import pandas as pd
     from pandas.api.types import is_datetime64_any_dtype
 
@@ -254,7 +258,11 @@ def _check_names(table: DataFrame, names: Sequence[str]) -> None:
 def _without_missing(
     table: DataFrame, inputs: Sequence[str], names: Sequence[str], options: ReaderOptions
 ) -> tuple[DataFrame, str]:
-    """Return the table without rows that lack a required value, and a text on the dropped rows."""
+    """Return (table without the rows that the options drop, text on the dropped rows).
+
+    Raises:
+      DataError: a missing value for which no option is given.
+    """
     gaps = table[list(dict.fromkeys([*inputs, *names]))].isna()
     drops_all, drops_targets = options.missing == "drop", options.missing_target == "drop"
     for name in gaps.columns[gaps.any()]:
@@ -277,7 +285,7 @@ def _without_missing(
 def _inputs(
     table: DataFrame, inputs: Sequence[str], days: Sequence[str], options: ReaderOptions
 ) -> tuple[np.ndarray, tuple[str, ...], dict[str, list[str]]]:
-    """((n, entries) float32, names of the entries, how a column was read -> columns), in the order of the columns."""
+    """Return ((n, entries) float32 inputs, names of the entries, kind of reading -> columns), in order of columns."""
     splits = _splits(table)
     is_training = np.ones(len(table), bool) if splits is None else splits == 0
     if not is_training.any():
@@ -325,7 +333,7 @@ def _numbers(table: DataFrame, name: str) -> Series:
 
 
 def _words(table: DataFrame, name: str) -> Series:
-    """A column of words as str, NaN where one is missing; DataError for columns of dates and the like."""
+    """Return a column of words as str, NaN for missing words; raise DataError for other types, such as dates."""
     from pandas.api.types import is_object_dtype, is_string_dtype
 
     column = table[name]
@@ -338,7 +346,7 @@ def _words(table: DataFrame, name: str) -> Series:
 def _refuse_written_numbers(
     table: DataFrame, name: str, kinds: Mapping[re.Pattern[str], tuple[str, str]] = WRITTEN_NUMBERS
 ) -> None:
-    """Raise DataError for a column of words with formatted numbers, or with words that differ by blanks."""
+    """Raise DataError for a column of words with values of `kinds`, or with words that differ only by blanks."""
     words = table[name].astype(object).map(str, na_action="ignore").fillna("")
     for pattern, (kind, mend) in kinds.items():
         is_one = words.str.fullmatch(pattern).to_numpy(bool)
@@ -353,7 +361,7 @@ def _refuse_written_numbers(
 
 
 def _refuse_stray_word(table: DataFrame, name: str, column: Series) -> None:
-    """Raise DataError for a column of numbers in which a single word occurs, in whichever row."""
+    """Raise DataError for a column with more than FEW different numbers and at least one word."""
     words = column.dropna().unique()
     are_numbers = np.array([number(word) is not None for word in words], bool)
     if FEW < are_numbers.sum() < len(words):
@@ -363,7 +371,7 @@ def _refuse_stray_word(table: DataFrame, name: str, column: Series) -> None:
 
 
 def _transform(table: DataFrame, name: str, training: Series, options: ReaderOptions) -> Any:
-    """The unfitted transformer of a column: missing values are filled in, words become numbers."""
+    """Return the unfitted transformer of a column, which fills in missing values and turns words into numbers."""
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
@@ -381,7 +389,7 @@ def _transform(table: DataFrame, name: str, training: Series, options: ReaderOpt
 
 
 def _named(table: DataFrame, name: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """(names of a column's values in their order, (n,) int64 which one each row has): classes, or domains."""
+    """Return (sorted names of a column's values, (n,) int64 index of each row's value), for classes or domains."""
     column = table[name]
     kind = _kind(column)
     if kind in ("bool", "int"):
@@ -396,15 +404,15 @@ def _named(table: DataFrame, name: str) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def _kind(column: Series) -> str:
-    """ "bool", "int", "float" or "words"."""
+    """Return the kind of a column: "bool", "int", "float" or "words"; whole-number floats are "int"."""
     letter = column.dtype.kind
-    if letter == "f" and (column.dropna() % 1 == 0).all():  # pandas writes 1.0 beside a gap
+    if letter == "f" and (column.dropna() % 1 == 0).all():  # a gap turns whole numbers into floats
         letter = "i"
     return {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(letter, "words")
 
 
 def _target(table: DataFrame, targets: Sequence[str], asked: str | None) -> tuple[str, tuple[str, ...], np.ndarray]:
-    """(task, names of the outputs, targets with the type of the task)."""
+    """Return (task, names of the outputs, targets in the type of the task)."""
     for name in targets:
         if not _is_numeric(table[name]):
             _refuse_written_numbers(table, name)
@@ -439,7 +447,7 @@ def _target(table: DataFrame, targets: Sequence[str], asked: str | None) -> tupl
 
 
 def _task_of(table: DataFrame, kinds: Mapping[str, str]) -> str:
-    """Return the task implied by the target's columns."""
+    """Return the task inferred from the target columns; raise DataError if it is ambiguous. kinds: see `_kind`."""
     where = f"{_file(table)}, --target {','.join(kinds)}"
     if len(kinds) > 1:
         if "words" in kinds.values():

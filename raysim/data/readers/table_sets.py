@@ -1,4 +1,4 @@
-"""Tables that were published: their columns, and readers of their files."""
+"""Readers of published tables: Adult and wine quality."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ sulphates, alcohol, quality
 
 
 def read_adult(request: Request) -> Contents:
-    """Adult (census income) from adult.data and adult.test as published, or adult-train.csv and adult-test.csv.
+    """Read Adult (census income) from adult.data and adult.test as published, or adult-train.csv and adult-test.csv.
 
-    `?` is a word of its own; occupations are the domains, and inputs too.
+    `?` is read as a word. The column `occupation` gives the domains and is also an input.
     """
     names = (("adult.data", "adult-train.csv"), ("adult.test", "adult-test.csv"))
     files, frames = [_first(request, *pair) for pair in names], {}
     for path in files:
-        with damaged(path):  # a comment is the first line of adult.test
+        with damaged(path):  # the first line of adult.test is a comment
             how = {"index_col": False, "comment": "|", "keep_default_na": False}
             frame = csv_frame(regular_file(path), names=_ADULT.split(), **how)
         frames[path] = frame.assign(income=frame["income"].astype(str).str.removesuffix("."))
@@ -40,7 +40,10 @@ def read_adult(request: Request) -> Contents:
 
 
 def read_wine_quality(request: Request) -> Contents:
-    """Quality of red and white wine, a number; winequality-red.csv and winequality-white.csv, with or without a header."""
+    """Read wine quality, a regression target, from winequality-red.csv and winequality-white.csv; a header is optional.
+
+    The two colours are the domains.
+    """
     columns = [name.strip() for name in _WINE.split(",")]
     colours, frames = ("red", "white"), {}
     files = [need(request.root / f"winequality-{colour}.csv", request.origin) for colour in colours]
@@ -54,6 +57,6 @@ def read_wine_quality(request: Request) -> Contents:
 
 
 def _first(request: Request, *names: str) -> Path:
-    """Return the first existing file; raise DataError naming the first file if none exists."""
+    """Return the first existing file; if none exists, raise a DataError that names the first file."""
     paths = [request.root / name for name in names]
     return need(next((path for path in paths if path.is_file()), paths[0]), request.origin)

@@ -1,4 +1,4 @@
-"""Readers of text: characters are tokens, a sequence's targets are the characters that follow: `raysim prepare text`."""
+"""Readers of text (`raysim prepare text`): characters are tokens, and each token's target is the next character."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from raysim.data.reader_api import MOST_CLASSES, Contents, Request
 from raysim.data.rows import damaged, in_batches
 
 LENGTH = 80
-#: Characters of tiny Shakespeare, and how many different ones.
+#: Number of characters of tiny Shakespeare, and of different characters.
 SHAKESPEARE = (1_115_394, 65)
 
 
 def read_text(request: Request) -> Contents:
-    """A UTF-8 text as sequences of `--length` characters (80) that do not overlap; the vocabulary is its sorted characters.
+    """Read UTF-8 text as non-overlapping sequences of `--length` characters (default 80).
 
-    Sequence k of a text t has the inputs t[kL : kL + L] and the targets t[kL + 1 : kL + L + 1], L the length; what is left
-    at the end is left out. With `--domains speakers` the text is a play: each speaker is a domain, see `speeches`. With
-    `--domains files` each .txt file below the folder is a domain, with `--domains folders` each folder in it, such as an
-    author; sequences do not cross files.
+    The vocabulary is the sorted characters. Sequence k of a text t has inputs t[kL : kL + L] and targets
+    t[kL + 1 : kL + L + 1] for length L; a shorter rest is left out. With `--domains speakers` the text is a play, and
+    each speaker is a domain, see `speeches`. With `--domains files`, each .txt file below --root is a domain; with
+    `--domains folders`, each folder in --root, such as an author. Sequences do not cross files.
     """
     length, domains = request.options.length or LENGTH, request.options.domains
     if domains not in (None, "speakers", "files", "folders"):
@@ -59,7 +59,7 @@ def read_text(request: Request) -> Contents:
 
 
 def _texts(root: Path, domains: object) -> tuple[dict[str, list[str]], list[Path], set[str]]:
-    """Return (domain -> texts, files read, characters); a single domain "" without domains."""
+    """Return (domain -> texts, files read, characters); without domains, the only key is ""."""
     if domains in (None, "speakers"):
         try:
             path = the_one_file(root, ".txt")
@@ -84,7 +84,7 @@ def _texts(root: Path, domains: object) -> tuple[dict[str, list[str]], list[Path
 
 
 def read_shakespeare(request: Request) -> Contents:
-    """Tiny Shakespeare (input.txt of char-rnn), its speakers as domains."""
+    """Read tiny Shakespeare (input.txt of char-rnn) with the speakers as domains."""
     text = _read(the_one_file(request.root, ".txt"))
     found = len(text), len(set(text))
     if found != SHAKESPEARE:
@@ -95,7 +95,7 @@ def read_shakespeare(request: Request) -> Contents:
 
 
 def speeches(text: str, path: Path) -> dict[str, str]:
-    """What each speaker of a play says: speaker -> lines, joined over the play, without the names.
+    """Return speaker -> all lines of the speaker in a play, joined, without the speakers' names.
 
     A speaker's name stands on a line of its own that ends with a colon, at the beginning or after an empty line.
 
@@ -119,7 +119,7 @@ def speeches(text: str, path: Path) -> dict[str, str]:
 
 
 def _windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets), (n, length) each, of a text of (m,) tokens; n = (m - 1) // length."""
+    """Return (inputs, targets), (n, length) each, of (m,) tokens; n = (m - 1) // length."""
     size = (len(tokens) - 1) // length * length
     return tokens[:size].reshape(-1, length), tokens[1 : size + 1].reshape(-1, length)
 

@@ -1,6 +1,7 @@
 """Readers of image files: trees of folders, HAM10000 with its table, Arrow and Parquet files with encoded images.
 
-Every reader of a tree lists its images in sorted order first; batches of them are then decoded in parallel, in that order.
+Readers of trees first list the images in a fixed order; batches are then decoded in parallel and returned in this
+order.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
 
-MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # of 8 bits: others would be clipped
+MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}  # at most 8 bits; other modes would be clipped
 
 
 class ImageFile(NamedTuple):
-    """An image file. A set has a domain, and a split as in `SetRows`, for all of its images or for none."""
+    """An image file. domain, split: as in `SetRows`, given for all images of a set or for none."""
 
     path: Path
     label: int
@@ -42,11 +43,11 @@ class ImageFile(NamedTuple):
 
 
 def read_folder(request: Request, *, inner: Sequence[str] = (), leaf: str = "") -> Contents:
-    """A tree class/.../image. With train, val or test on top (train/class/.../image), these are the official splits.
+    """Read a tree class/.../image, or train/class/.../image with train, val and test as official splits.
 
     Args:
-      inner: published names of the folder that holds the classes, so that --root may be the folder above it.
-      leaf: the folder inside each class that has the images, where others have masks.
+      inner: published names of the folder with the classes, so that --root may be its parent.
+      leaf: name of the folder of images inside each class folder, next to folders of masks; empty for the class folder.
     """
     root = _inside(request.root, inner)
     parts = [part for part in PARTS if (root / part).is_dir()]
@@ -57,7 +58,7 @@ def read_folder(request: Request, *, inner: Sequence[str] = (), leaf: str = "") 
 
 
 def read_cub200(request: Request) -> Contents:
-    """CUB-200-2011 with its official split (images.txt, train_test_split.txt)."""
+    """Read CUB-200-2011 with its official split (images.txt, train_test_split.txt)."""
     root = _inside(request.root, ["CUB_200_2011"])
     tables = [root / "images.txt", root / "train_test_split.txt"]
     paths, is_training = (_pairs(path, request.origin) for path in tables)
@@ -70,7 +71,7 @@ def read_cub200(request: Request) -> Contents:
 
 
 def read_eurosat(request: Request) -> Contents:
-    """EuroSAT, a tree class/image; the published split file, if present, gives the official split.
+    """Read EuroSAT, a tree class/image; a published split file, if present, gives the official split.
 
     The file (split_zhou_EuroSAT.json, or split.json as LIVAR's code names it) lists [class/image, label, name] under
     train, val and test: 13,500, 5,400 and 8,100 rows.
@@ -94,7 +95,7 @@ def read_eurosat(request: Request) -> Contents:
 
 
 def read_domains(request: Request, *, inner: Sequence[str] = ()) -> Contents:
-    """A tree domain/class/.../image; the folders on top become the domains."""
+    """Read a tree domain/class/.../image; the top folders are the domains."""
     root = _inside(request.root, inner)
     domains = _folders(root)
     classes = sorted({label for name in domains for label in _folders(root / name)})
@@ -103,9 +104,9 @@ def read_domains(request: Request, *, inner: Sequence[str] = ()) -> Contents:
 
 
 def read_tiny_imagenet(request: Request) -> Contents:
-    """Tiny-ImageNet-200: train/WNID/images, and as the test split val/images with val_annotations.txt.
+    """Read Tiny-ImageNet-200: train/WNID/images, and val/images with val_annotations.txt as the test split.
 
-    The labels of its test images were never published; they are not read.
+    The set's test images are not read, since their labels were never published.
     """
     root = _inside(request.root, ["tiny-imagenet-200"])
     tables = [root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt"]
@@ -121,13 +122,13 @@ def read_tiny_imagenet(request: Request) -> Contents:
         path = need(root / "val" / "images" / name, request.origin)
         pictures.append(ImageFile(path, ids.index(wnid), split=2))
     classes = [words.get(wnid, wnid) for wnid in ids]
-    if len(set(classes)) < len(ids):  # a few words name two classes, such as two kinds of crane
+    if len(set(classes)) < len(ids):  # two classes may have the same words, such as the two kinds of crane
         classes = [f"{wnid} {name}" for wnid, name in zip(ids, classes, strict=True)]
     return _contents(request, classes, pictures, tables)
 
 
 def read_ham10000(request: Request) -> Contents:
-    """HAM10000: HAM10000_metadata(.csv) and the images below --root; its column `dataset` gives the domains."""
+    """Read HAM10000: HAM10000_metadata(.csv, .tab) and images below --root; the column `dataset` gives the domains."""
     names = ("HAM10000_metadata.csv", "HAM10000_metadata", "HAM10000_metadata.tab")
     table = next((path for name in names if (path := request.root / name).is_file()), request.root / names[0])
     with damaged(need(table, request.origin)), open(table, newline="") as file:
@@ -167,7 +168,7 @@ def _folders(root: Path) -> list[str]:
 
 
 def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: int | None) -> list[ImageFile]:
-    """The images below root/CLASS/leaf. codes: the domain or the split of them all."""
+    """Return the images below root/CLASS/leaf. codes: the domain or split of all images."""
     pictures = []
     for label, name in enumerate(classes):
         if not (root / name).is_dir():
@@ -180,7 +181,7 @@ def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: i
 
 
 def _image_files(root: Path) -> list[Path]:
-    """The images at any depth below a folder, links followed, by folder and name as torchvision's `make_dataset` lists them.
+    """Return the images at any depth below a folder, following links, in the order of torchvision's `make_dataset`.
 
     Raises:
       DataError: a link to a folder already visited, whose images would be read again.
@@ -197,7 +198,11 @@ def _image_files(root: Path) -> list[Path]:
 
 
 def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root: Path, table: str) -> list[ImageFile]:
-    """The pictures with their official splits, given by path below `root`; DataError for a picture without one."""
+    """Return the pictures with official splits; raise DataError for a picture without a split.
+
+    Args:
+      splits: path below `root` -> split code.
+    """
     codes = [splits.get(picture.path.relative_to(root).as_posix()) for picture in pictures]
     if None in codes:
         raise DataError("an image without an official split", str(pictures[codes.index(None)].path), f"see {table}")
@@ -238,14 +243,15 @@ def decode(
     shape: tuple[int, ...] = (),
     mode: str = "RGB",
 ) -> np.ndarray:
-    """(n, height, width, channels) uint8 of image files, or of encoded images.
+    """Decode image files or encoded images to (n, height, width, channels) uint8.
 
     Args:
-      names: what to call encoded images in errors.
-      shape: what all must have; by default that of the first.
+      sources: paths, or encoded images as bytes.
+      names: names of encoded images in error messages.
+      shape: required shape of all images; by default the shape of the first image.
       mode: "RGB", or "L" for one grey channel.
     Raises:
-      DataError: an unreadable image, more than 8 bits a channel, or another shape; it names the file.
+      DataError: an unreadable image, more than 8 bits a channel, or another shape; the message names the file.
     """
     from PIL import Image, ImageOps
 
@@ -275,10 +281,10 @@ def decode(
 
 
 def read_table(request: Request) -> Contents:
-    """Arrow IPC or Parquet files with columns `label` and `image`, encoded images: bytes, or the {bytes, path} of the Hugging
-    Face hub. `domain` and `split` columns are kept.
+    """Read Arrow IPC or Parquet files with columns `image` and `label`, and optionally `domain` and `split`.
 
-    Several files are read in the order of their names; if these begin with train, validation or test, so do the splits.
+    Images are encoded: bytes, or the {bytes, path} of the Hugging Face hub. Several files are read in the order of
+    their names. If the names of all files begin with a name of PARTS, such as train or test, the names give the splits.
     """
     from pyarrow.dataset import dataset  # 0.2 s
 
@@ -316,7 +322,7 @@ def _check_types(schema: pa.Schema, path: Path) -> None:
 
 
 def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Class and domain names: of the hub's metadata, or else numbers up to the largest label."""
+    """Return (class names, domain names): classes from the hub's metadata if present; otherwise numbers."""
     hub = json.loads((tables[0].schema.metadata or {}).get(b"huggingface", b"{}"))
     names = hub.get("info", {}).get("features", {}).get("label", {}).get("names")
     with damaged(first):
@@ -324,7 +330,7 @@ def _names(tables: Sequence[Dataset], first: Path) -> tuple[tuple[str, ...], tup
 
 
 def _numbers(tables: Sequence[Dataset], column: str, path: Path) -> tuple[str, ...]:
-    """0 to the largest value of a column, in words; none without the column."""
+    """Return "0" to the largest value of a column as text; empty without the column."""
     if column not in tables[0].schema.names:
         return ()
     largest = [pc.max(table.to_table([column])[column]).as_py() for table in tables]
@@ -337,7 +343,7 @@ def _table_batches(
     names = [name for name in ("label", "domain", "split") if name in table.schema.names]
     size = request.options.size
     first, shape = 0, (size, size, 3) if size is not None else ()
-    # Encoded images are small in the file and large in memory: few at a time.
+    # Few encoded images are read at a time, since decoded images take much more memory.
     rows = batch_rows(shape) if shape else 128
     with damaged(path):
         for record in table.to_batches(columns=["image", *names], batch_size=rows):
