@@ -91,7 +91,7 @@ def test_code_lines_leave_out_blanks_comments_and_docstrings():
 
 def test_docstrings_name_things_instead_of_pointing_at_them():
     per_100, dense = pointing_words()
-    assert per_100 <= 4
+    assert per_100 <= 3  # 2.8; the limit of house-style is 4
     assert dense <= 3
 
 
