@@ -32,7 +32,7 @@ STARTS_OF_SWEEP, STARTS_ON_RAY = 3.0, 1.0
 
 @dataclass(frozen=True)
 class Priced:
-    """A run with its estimated cost: `seconds` of the run, and the number of runs that this machine runs `at_once`."""
+    """A run with an estimated cost: `seconds` of the run; `at_once`, the number of runs that share the machine."""
 
     config: Config
     cost: RunCost

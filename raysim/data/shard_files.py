@@ -311,7 +311,7 @@ def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int],
 
 
 def _lay_out(file: ShardFile, info: SetInfo) -> None:
-    """Write a file of one record batch without its inputs; reserve the space, so that a full disk shows at once."""
+    """Write a file of one record batch without inputs; reserve the space first, which fails at once on a full disk."""
     with open(file.path, "wb+") as target:
         kind = np.dtype(info.input_type)
         size = file.count * math.prod(info.shape) * kind.itemsize

@@ -124,7 +124,7 @@ def remote_folder(uri: str) -> RemoteFolder:
 
 
 def reached_folder(uri: str) -> RemoteFolder:
-    """Return the folder at a URI, after checking that it can be listed and, for s3 and gcs, that its bucket exists.
+    """Return the folder at a URI, which is listed first; for s3 and gcs the existence of the bucket is checked as well.
 
     Raises:
       DataError: a check failed, or the server did not answer in time.

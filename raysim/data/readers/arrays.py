@@ -212,7 +212,7 @@ def _npz_keys(keys: Sequence[str], path: Path) -> list[tuple[str, str, str]]:
 
 
 def _spelled(keys: Iterable[str], names: Sequence[str], part: str) -> list[str]:
-    """Return the keys of an .npz file that match one of `names`, with a part such as "train" as prefix or suffix."""
+    """Return the keys of an .npz file that match a name, with the part ("train", or "" for none) as prefix or suffix."""
     spelled = [text for name in names for text in ((f"{part}_{name}", f"{name}_{part}") if part else (name,))]
     return [key for key in spelled if key in keys]
 
