@@ -60,14 +60,6 @@ class ValidationSetGroup(Group):
 Own = Annotated[str, Field(pattern=r"^[\w.]+:.")]
 
 
-class PreprocessGroup(Group):
-    resize: int | None = key(None, "height and width", ge=1)
-    own: Annotated[Spec, written_as(Own | dict[Own, Settings])] | None = key(
-        None,
-        "module:function of your own, called last; maps uint8 images (n, height, width, channels) to images of the same form",
-    )
-
-
 class DataGroup(Group):
     name: str = key("digits", "name of the prepared set")
     root: str = key(
@@ -117,8 +109,8 @@ class DataGroup(Group):
         counts=counts_above("data.unseen_clients", 0),
     )
     test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
-    preprocess: PreprocessGroup | None = key(
-        None, "applied to every image once, before storage; data.resize and similar keys act on every batch"
+    stored_size: int | None = key(
+        None, "height and width to which images are resized once, before storage; data.resize acts on every batch", ge=1
     )
     normalise: str = key(
         "none",

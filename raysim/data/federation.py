@@ -19,7 +19,6 @@ from raysim.base.errors import DataError, explained
 from raysim.base.reading import read_json
 from raysim.data.arrow import PreparedSet, describe
 from raysim.data.manifest import Manifest
-from raysim.data.preprocess import Preprocess
 from raysim.data.shard_files import Write, clients_per_shard, shard_plan, write_files, write_serially
 from raysim.folders.files import partial_file
 
@@ -49,7 +48,7 @@ def build_all_shards(
     """Return the shard folders of manifests: built once, atomically, and reused by later runs.
 
     Runs that start together wait for the first run to build; a folder with missing, truncated or damaged files is
-    rebuilt. Manifests of the same set and preprocessing are built together: each row is read and preprocessed once.
+    rebuilt. Manifests of the same set and shape of inputs are built together: each row is read and resized once.
 
     Args:
       write: writes the rows to the files; the Ray Data pipeline writes in parallel.
@@ -63,11 +62,11 @@ def build_all_shards(
         cache.mkdir(parents=True, exist_ok=True)
         for folder in sorted(folders.values()):  # the same order in all processes prevents a deadlock
             locks.enter_context(FileLock(cache / f".{folder.name}.lock"))
-        together: dict[tuple[str, Preprocess], dict[Path, Manifest]] = {}
+        together: dict[tuple[str, tuple[int, ...]], dict[Path, Manifest]] = {}
         for manifest in manifests:
             folder = folders[manifest.checksum]
             if not is_sound(folder, manifest):
-                together.setdefault((manifest.set_path, manifest.preprocess), {})[folder] = manifest
+                together.setdefault((manifest.set_path, manifest.input_shape), {})[folder] = manifest
         for missing in together.values():
             _build(missing, write, on_progress)
     return [folders[manifest.checksum] for manifest in manifests]

@@ -18,7 +18,6 @@ from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.division import NOBODY, Division, DivisionFile, read_division
 from raysim.data.partition import BY_CLASS, OnDrawn, Parts, check_sizes, divide
-from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.rows import cut_at
 from raysim.data.splits import (
     TEST,
@@ -111,7 +110,7 @@ class Manifest:
       test_sets: further test sets.
       unseen: rows of the clients that never train, client after client; unseen_sizes: (clients,) int64, None without
         unseen clients.
-      preprocess: preprocessing applied once to the images of all rows.
+      input_shape: (height, width, channels) to which the images of all rows are resized; empty: the shape in the set.
       target_scale: (mean, population deviation) of the clients' targets, (numbers,) each; None unless float32.
       row_form: types and shapes of rows other than images, since the set's checksum covers only bytes; empty for
       images.
@@ -126,7 +125,7 @@ class Manifest:
     test: np.ndarray
     class_counts: np.ndarray
     division: Division
-    preprocess: Preprocess
+    input_shape: tuple[int, ...] = ()
     validation_labels: np.ndarray | None = None
     external: tuple[str, str] | None = None
     validation_counts: np.ndarray | None = None
@@ -163,8 +162,8 @@ class Manifest:
                 digest.update(np.ascontiguousarray(other.labels, np.int64).tobytes())
         if self.row_form:
             digest.update(f"rows {self.row_form}".encode())
-        if self.preprocess.is_any:
-            digest.update(f"preprocess {json.dumps(self.preprocess.to_json())}".encode())
+        if self.input_shape:
+            digest.update(f"shape {self.input_shape}".encode())
         return digest.hexdigest()
 
     @property
@@ -181,7 +180,7 @@ class Manifest:
             "spec": asdict(self.spec),
             **{name: getattr(self, name) for name in names},
             **({} if self.unseen_sizes is None else {"unseen": self.unseen, "unseen_sizes": self.unseen_sizes}),
-            **({"preprocess": self.preprocess.to_json()} if self.preprocess.is_any else {}),
+            **({"input_shape": self.input_shape} if self.input_shape else {}),
         }
         return json.dumps(fields, default=np.ndarray.tolist) + "\n"
 
@@ -228,7 +227,6 @@ def make_manifest(
         test=test,
         class_counts=_counts(seen, labels, (num_classes,)),
         division=division,
-        preprocess=make_preprocess(images),
         row_form=_row_form(images.info),
         target_scale=_target_scale(images, clients),
         validation_labels=None if is_own else targets,

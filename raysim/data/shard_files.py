@@ -1,7 +1,7 @@
 """Writing of shard files from prepared sets: the plan, and the steps shared by the serial and the Ray Data writer.
 
 The manifest fixes the place of each row, so rows are not shuffled. The files are laid out at their full length; each
-window of rows is read, preprocessed, and written to its places in the files, in any order and by any process. A file is
+window of rows is read, resized, and written to its places in the files, in any order and by any process. A file is
 complete when all its places are filled: its description with the checksum is then written, which readers require.
 """
 
@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from raysim.base.errors import DataError, explained
 from raysim.data.arrow import PreparedSet, SetInfo, describe
+from raysim.data.fitting import fit_to
 from raysim.data.manifest import Manifest
-from raysim.data.preprocess import Preprocess
 from raysim.data.rows import check_range, columns_of, record_of, update
 
 if TYPE_CHECKING:
@@ -54,14 +54,13 @@ class RowSource:
       path: path of the Arrow file.
       first: number of the set's first row among the rows of all sources; starts: first row of each record batch, and
         the end.
-      shape, input_type: of one input.
+      shape: of one input.
     """
 
     path: str
     first: int
     starts: tuple[int, ...]
     shape: tuple[int, ...]
-    input_type: str = "uint8"
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,6 @@ class Window(NamedTuple):
     source: RowSource
     start: int
     end: int
-
-    @property
-    def size_bytes(self) -> int:
-        return (self.end - self.start) * math.prod(self.source.shape) * np.dtype(self.source.input_type).itemsize
 
 
 class Filled(NamedTuple):
@@ -112,19 +107,17 @@ class ShardPlan:
     places: np.ndarray
     labels: np.ndarray
     info: SetInfo
-    preprocess: Preprocess
     inputs_at: int
 
     @property
-    def has_work(self) -> bool:
-        """Whether preprocessing changes the inputs of any source."""
-        return bool(self.preprocess.own) or any(source.shape != self.preprocess.shape for source in self.sources)
+    def resizes(self) -> bool:
+        """Whether the inputs of any source have another shape than the inputs in the files."""
+        return any(source.shape != self.info.shape for source in self.sources)
 
     def windows(self) -> Iterator[Window]:
         """Yield the windows that contain a planned row."""
         for source in self.sources:
-            sizes = (source.shape, source.input_type), (self.preprocess.shape, self.preprocess.input_type)
-            row_bytes = max(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in sizes)
+            row_bytes = max(map(math.prod, (source.shape, self.info.shape))) * np.dtype(self.info.input_type).itemsize
             size = min(max(LEAST_WINDOW, source.starts[-1] * row_bytes // 8), MOST_WINDOW)
             length = max(1, size // row_bytes)
             for start in range(0, source.starts[-1], length):
@@ -170,7 +163,7 @@ def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
 
 
 def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
-    """Plan the files of federations with the same set and preprocessing, each in its own folder; rows are read once."""
+    """Plan the files of federations with the same set and shape of inputs, each in its own folder; rows are read once."""
     manifest = folders[0][0]
     wanted = [(each, folder / f"{each.name}.arrow") for manifest, folder in folders for each in _wanted(manifest)]
     sources: dict[str, RowSource] = {}
@@ -179,14 +172,14 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
         if each.set_path not in sources:
             rows_of = PreparedSet(Path(each.set_path))
             starts, info = tuple(rows_of.starts.tolist()), rows_of.info
-            sources[each.set_path] = RowSource(each.set_path, first, starts, info.shape, info.input_type)
+            sources[each.set_path] = RowSource(each.set_path, first, starts, info.shape)
             first += len(rows_of)
     rows = np.concatenate([each.rows + sources[each.set_path].first for each, _ in wanted])
     order = np.argsort(rows, kind="stable")
     labels = [np.full(len(each.rows), -1, np.int64) if each.labels is None else each.labels for each, _ in wanted]
     sizes = [len(each.rows) for each, _ in wanted]
-    info, preprocess = PreparedSet(Path(manifest.set_path)).info, manifest.preprocess
-    info = replace(info, shape=preprocess.shape, input_type=preprocess.input_type, domains=(), mean=(), deviation=())
+    info = PreparedSet(Path(manifest.set_path)).info
+    info = replace(info, shape=manifest.input_shape or info.shape, domains=(), mean=(), deviation=())
     return ShardPlan(
         sources=tuple(sources.values()),
         files=tuple(ShardFile(str(path), len(each.rows), each.set_path) for each, path in wanted),
@@ -195,7 +188,6 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
         places=np.concatenate([np.arange(size) for size in sizes])[order],
         labels=np.concatenate(labels)[order],
         info=info,
-        preprocess=preprocess,
         inputs_at=_input_place(info),
     )
 
@@ -215,10 +207,10 @@ def read_window(window: Window) -> pa.Table:
     return pa.Table.from_batches(records)
 
 
-def work_on(preprocess: Preprocess, table: pa.Table) -> pa.Table:
-    """Return the rows of a window with preprocessed inputs."""
+def fitted(shape: tuple[int, ...], table: pa.Table) -> pa.Table:
+    """Return the rows of a window with inputs of the given shape."""
     columns = map(columns_of, table.to_batches())
-    return pa.Table.from_batches([record_of({**each, "input": preprocess.work(each["input"])}) for each in columns])
+    return pa.Table.from_batches([record_of({**each, "input": fit_to(each["input"], shape)}) for each in columns])
 
 
 def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
@@ -273,7 +265,7 @@ def _runs(values: np.ndarray) -> list[tuple[int, int]]:
 def write_serially(plan: ShardPlan) -> Iterator[Filled]:
     """Write all windows in this process, in sequence."""
     for window in plan.windows():
-        yield scatter(plan, work_on(plan.preprocess, read_window(window)))
+        yield scatter(plan, fitted(plan.info.shape, read_window(window)))
 
 
 def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int], None]) -> None:

@@ -123,7 +123,7 @@ class Plan:
     """A configuration, checked as far as possible without starting anything.
 
     Attributes:
-      info: the set, with the shape of its images after `data.preprocess`.
+      info: the set, with the shape of its images after `data.stored_size`.
       ready: inputs prepared before the run; None: the run prepares its inputs.
     """
 
@@ -206,7 +206,7 @@ def model_spec(config: Config, info: SetInfo) -> ModelSpec:
     """Return the model specification of a configuration; unknown keys of the model group are options of the model.
 
     Args:
-      info: of the stored set; the specification has the shape of the inputs after preprocessing.
+      info: of the stored set; the specification has the shape of the stored inputs.
     """
     data, shape = config.data, info.shape
     if info.is_images:

@@ -1,8 +1,9 @@
-"""Data of a configuration: prepared sets, preprocessing of images, and the partition."""
+"""Data of a configuration: prepared sets, the stored size of images, and the partition."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ from typing import TypeVar
 
 from raysim.base.commands import command
 from raysim.base.errors import DataError, Fault, OwnCodeError, explained
+from raysim.base.ram import memory_fault
 from raysim.base.uri import is_uri
 from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
 from raysim.data.arrow import PreparedSet, SetInfo
 from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
-from raysim.data.preprocess import Preprocess, make_preprocess
 from raysim.data.sources import SOURCES, fetch_set, prepare, set_path
 from raysim.data.splits import ValidationSpec
 from raysim.folders.files import file_digest
@@ -27,20 +28,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sets:
-    """Prepared sets of a run: the training set, the set of the validation rows, further test sets by name."""
+    """Prepared sets of a run: the training set, the set of the validation rows, further test sets by name.
+
+    input_shape: shape of the stored images; empty: as in the training set.
+    """
 
     images: PreparedSet
     external: PreparedSet | None
     tests: Mapping[str, PreparedSet]
-    preprocess: Preprocess
+    input_shape: tuple[int, ...] = ()
 
     @property
     def info(self) -> SetInfo:
-        """Return the description of the training set, with the image shape after preprocessing."""
-        work = self.preprocess
-        info = replace(self.images.info, shape=work.shape, input_type=work.input_type)
-        # The stored moments are those of the images as prepared.
-        return replace(info, mean=(), deviation=()) if work.is_any else info
+        """Return the description of the training set, with the shape of the stored images."""
+        info = self.images.info  # the moments in the description are those of the images as prepared
+        return replace(info, shape=self.input_shape, mean=(), deviation=()) if self.input_shape else info
 
 
 def or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
@@ -50,7 +52,7 @@ def or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
     except OwnCodeError as error:
         return None, [Fault(key, str(error))]
     except DataError as error:
-        place = next((place for place in ("partition", "data.preprocess") if error.where.startswith(place)), "data")
+        place = next((place for place in ("partition", "data.stored_size") if error.where.startswith(place)), "data")
         return None, [Fault(place, str(error))]
 
 
@@ -64,14 +66,21 @@ def open_sets(config: Config) -> Sets:
     images = _open_set(config, config.data.name) if reader is None else _sound(open_own_set(config, reader))
     other = _open_set(config, external) if external else None
     tests = {name: _open_set(config, name) for name in config.data.test_sets}
-    return Sets(images, other, tests, _preprocess(config, images))
+    return Sets(images, other, tests, _input_shape(config.data.stored_size, images.info))
 
 
-def _preprocess(config: Config, images: PreparedSet) -> Preprocess:
-    group = config.data.preprocess
-    if group is None:
-        return make_preprocess(images)
-    return make_preprocess(images, group.resize, *((group.own.name, group.own.options) if group.own else ()))
+def _input_shape(size: int | None, info: SetInfo) -> tuple[int, ...]:
+    """Return the shape of stored images; empty if it is the shape of the set's images."""
+    if size is None or info.shape[:2] == (size, size):
+        return ()
+    key = "data.stored_size"
+    if not info.is_images:
+        what = f"{info.name} holds {info.input_type} inputs of shape {info.shape}, no images"
+        raise DataError(what, key, "remove the key, which applies to images only")
+    shape = (size, size, info.shape[2])
+    if text := memory_fault(5 * math.prod(shape)):  # an image in bytes and in floats
+        raise DataError(f"an image of shape {shape} {text}", key, f"lower {key}")
+    return shape
 
 
 def _open_set(config: Config, name: str) -> PreparedSet:
@@ -139,7 +148,7 @@ def draw_partition(config: Config, sets: Sets) -> Manifest:
     manifest = _manifest_of(partition_spec(config), source(sets.images), external, tests)
     if isinstance(manifest, DataError):
         raise manifest
-    return replace(manifest, preprocess=sets.preprocess)
+    return replace(manifest, input_shape=sets.input_shape)
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,6 @@ from raysim.core.hooks import check_calls
 from raysim.core.method import Method
 from raysim.data.arrow import PreparedSet
 from raysim.data.partition import find_scheme
-from raysim.data.preprocess import find_preprocess
 from raysim.data.reader_api import find_reader, prepare_own
 from raysim.data.sources import SOURCES, set_path
 from raysim.training.metrics import METRICS, Metric
@@ -165,14 +164,13 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
 
 def check_own(config: Config) -> list[Fault]:
     """Faults of the user's own functions in the data and partition groups, before any of them is called."""
-    data, preprocess = config.data, config.data.preprocess
+    data = config.data
     specs = (
         ("partition.scheme", config.partition.scheme, find_scheme),
         ("data.augment", data.augment, find_augmentation),
         ("data.shift", data.shift, find_shift),
         ("task", config.task, cast("Callable[[str], Callable[..., object]]", find_task)),
         ("data.reader", data.reader, find_reader),
-        ("data.preprocess.own", preprocess.own if preprocess else None, find_preprocess),
     )
     return [fault for key, spec, make in specs if spec is not None for fault in own_faults(key, spec, make)]
 

@@ -1,4 +1,4 @@
-"""The Ray Data pipeline with preprocessing: one node of one CPU against two of them.
+"""The Ray Data pipeline with resized images: one node of one CPU against two of them.
 
 Both nodes are `ray start` processes on this machine, so it needs two cores that nobody else uses. Each measurement is a
 process of its own: Ray reads its token when it is imported. One and two nodes take turns, twice.
@@ -17,7 +17,6 @@ from statistics import median
 from typing import NamedTuple
 
 import ray
-from scipy.ndimage import gaussian_filter
 
 from raysim.data.arrow import write_set
 from raysim.data.federation import build_shards
@@ -30,30 +29,18 @@ from tests.support.nodes import PROJECT, Cluster, wait_for
 
 
 class Load(NamedTuple):
-    """Images of a size, resized to another; `work` is `data.preprocess.own` after that."""
+    """Images of a size, resized to another."""
 
     count: int
     size: int
     resized: int
-    work: dict[str, dict[str, int]] | None = None
 
 
-#: In the first, large images travel between the nodes (0.8 GB in all); in the second, small ones with more work.
-LOADS = {
-    "resize": Load(4_000, 64, 256),
-    "own work": Load(6_000, 32, 64, {"tests.bench.nodes:smooth": {"times": 10}}),
-    "tiny": Load(200, 32, 64, {"tests.bench.nodes:smooth": {"times": 2}}),
-}
+#: In the first, large images travel between the nodes (0.8 GB in all).
+LOADS = {"resize": Load(4_000, 64, 256), "tiny": Load(200, 32, 64)}
 
 
-def smooth(images, *, times: int):
-    """A Gaussian blur of each image, so many times: (n, height, width, channels) uint8."""
-    for _ in range(times):
-        images = gaussian_filter(images, sigma=(0, 2, 2, 0))
-    return images
-
-
-def main(names: tuple[str, ...] = ("resize", "own work")) -> None:
+def main(names: tuple[str, ...] = ("resize",)) -> None:
     for name in names:
         load = LOADS[name]
         size, resized = f"{load.size}x{load.size}", f"{load.resized}x{load.resized}"
@@ -67,8 +54,7 @@ def compare(load: Load, root: Path, turns: int = 2) -> list[str]:
     """Lines: one process without Ray, one node, two nodes."""
     shape = (load.size, load.size, 3)
     write_set(set_path(root, "bench"), "bench", map(str, range(10)), batches_of(load.count, shape))
-    preprocess = {"resize": load.resized, **({"own": load.work} if load.work else {})}
-    data = {"name": "bench", "root": str(root), "preprocess": preprocess}
+    data = {"name": "bench", "root": str(root), "stored_size": load.resized}
     raw = {"data": data, "partition": {"scheme": "iid", "num_clients": 100}, "model": {"name": "cnn"}}
     spent: dict[str, list[float]] = {}
     # A node of one CPU would end a process whenever a second one is idle, and start another for the next task.

@@ -12,8 +12,8 @@ from PIL import Image
 from raysim.base.errors import DataError
 from raysim.config import parse_config
 from raysim.data.federation import Federation, build_shards
+from raysim.data.fitting import fit_to
 from raysim.data.manifest import PartitionSpec, make_manifest
-from raysim.data.preprocess import fit_to
 from raysim.data.splits import ValidationSpec, external_rows
 from raysim.plan.find import read_mapping
 from tests.support.image_sets import CIFAR10, STL10, small_set

@@ -14,7 +14,6 @@ from PIL import Image
 
 from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet, describe, write_set
-from raysim.data.preprocess import make_preprocess
 from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.rows import record_of
 from raysim.data.sources import prepare
@@ -84,23 +83,10 @@ def test_images_without_a_pixel_are_refused(shape, tmp_path):
         prepare("npz", tmp_path, tmp_path / "a.npz", save_as="a")
 
 
-def no_pixels(images):
-    return images[:, :0]
-
-
-def test_own_preprocessing_that_leaves_no_pixel_is_refused(path):
-    with pytest.raises(
-        DataError, match=r"shape \(3, 0, 4, 1\) and type uint8 for 3 images in data\.preprocess, .*no_pixels"
-    ):
-        make_preprocess(PreparedSet(path), own=f"{__name__}:no_pixels")
-
-
-def test_a_size_that_no_memory_holds_is_refused_before_it_is_made(path, tmp_path):
+def test_a_size_that_no_memory_holds_is_refused_before_it_is_made(tmp_path):
     folder = tmp_path / "tree" / "a"
     folder.mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(folder / "0.png")
-    with pytest.raises(DataError, match=r"\(1000000, 1000000, 1\) would take at least 5\.0 TB of memory"):
-        make_preprocess(PreparedSet(path), size=10**6)
     with pytest.raises(DataError, match="1000000 x 1000000 pixels would take at least"):
         prepare("shapes", tmp_path, options=ReaderOptions(size=10**6))
     with pytest.raises(DataError, match=r"an input of shape \(1000000, 1000000, 3\) would take at least"):

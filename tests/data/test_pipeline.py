@@ -21,19 +21,18 @@ from tests.support.task_sets import task_config, write_task_sets
 pytestmark = pytest.mark.ray
 
 
-def manifest_of(root, preprocess, **groups):
-    return check(raw_config(root, data={"root": str(root), "preprocess": preprocess}, **groups), "a test").manifest
+def manifest_of(root, stored_size, **groups):
+    return check(raw_config(root, data={"root": str(root), "stored_size": stored_size}, **groups), "a test").manifest
 
 
 def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_preprocessed_rows_of_several_partitions_are_those_of_the_serial_writer(root, tmp_path, ray_cluster):
+def test_resized_rows_of_several_partitions_are_those_of_the_serial_writer(root, tmp_path, ray_cluster):
     from raysim.data.pipeline import write_with_ray_data
 
-    own = {"resize": 12, "own": {"tests.support.toy_data:brightens": {"by": 7}}}
-    manifests = [manifest_of(root, own, seed=seed) for seed in (0, 1)]
+    manifests = [manifest_of(root, 12, seed=seed) for seed in (0, 1)]
     one = build_all_shards(manifests, tmp_path / "one")
     two = build_all_shards(manifests, tmp_path / "two", write_with_ray_data)
     assert [files(folder) for folder in one] == [files(folder) for folder in two]
@@ -54,7 +53,7 @@ def test_rows_of_every_task_are_those_of_the_serial_writer(tmp_path, ray_cluster
 def test_a_worker_killed_in_the_middle_of_its_rows_changes_no_byte(root, tmp_path, ray_cluster, monkeypatch):
     from raysim.data import pipeline
 
-    manifest = manifest_of(root, {"resize": 16})
+    manifest = manifest_of(root, 16)
     monkeypatch.setattr(pipeline, "_scattered", partial(toys.scatter_killed_once, str(tmp_path)))
     folder = build_shards(manifest, tmp_path / "two", pipeline.write_with_ray_data)
     assert (tmp_path / "killed").exists()
@@ -76,7 +75,7 @@ def test_an_error_in_a_worker_is_one_sentence_and_leaves_nothing(root, tmp_path,
 def test_shards_are_built_though_others_have_all_cpus(root, tmp_path, ray_cluster):
     from raysim.data.pipeline import write_with_ray_data
 
-    manifest, found = manifest_of(root, {"resize": 12}), []
+    manifest, found = manifest_of(root, 12), []
     with no_cpu_left():
         builder = threading.Thread(
             target=lambda: found.append(build_shards(manifest, tmp_path / "two", write_with_ray_data)), daemon=True
@@ -93,7 +92,7 @@ def test_only_sets_of_several_windows_are_sharded_by_ray_data(root, tmp_path, ra
 
     calls, original = [], pipeline.write_with_ray_data
     monkeypatch.setattr(pipeline, "write_with_ray_data", lambda plan: calls.append(plan) or original(plan))
-    manifest = manifest_of(root, {"resize": 12})
+    manifest = manifest_of(root, 12)
     one = files(build_shards(manifest, tmp_path / "one", write_shards))
     assert calls == []
     for name in ("LEAST_WINDOW", "MOST_WINDOW"):

@@ -13,10 +13,10 @@ import raysim.data.shard_files as shard_files
 from raysim.base.errors import DataError
 from raysim.data.arrow import SEAL, PreparedSet, write_set
 from raysim.data.federation import COUNTS, build_all_shards, build_shards
+from raysim.data.fitting import fit_to
 from raysim.data.manifest import PartitionSpec, make_manifest
-from raysim.data.preprocess import Preprocess
 from raysim.data.rows import in_batches
-from raysim.data.shard_files import Filled, read_window, scatter, shard_plan, work_on, write_serially
+from raysim.data.shard_files import Filled, fitted, read_window, scatter, shard_plan, write_serially
 from raysim.data.sources import set_path
 from raysim.data.splits import ValidationSpec
 
@@ -52,7 +52,7 @@ def twin(manifest, folder: Path) -> dict[str, bytes]:
     found = {}
     for name, (path, rows, labels) in wanted.items():
         images, own = PreparedSet(Path(path)).take(rows)
-        images = manifest.preprocess.work(images)
+        images = fit_to(images, manifest.input_shape or PreparedSet(Path(manifest.set_path)).info.shape)
         write_set(folder / f"{name}.arrow", name, CLASSES, [(images, own if labels is None else labels)], source=path)
         found |= {f"{name}.{kind}": (folder / f"{name}.{kind}").read_bytes() for kind in ("arrow", "json")}
     return found
@@ -71,8 +71,8 @@ def without_moments(description: bytes) -> bytes:
 def backwards_and_twice(plan):
     """Windows from the last to the first, each written twice, as after a lost worker."""
     for window in reversed(list(plan.windows())):
-        scatter(plan, work_on(plan.preprocess, read_window(window)))
-        yield scatter(plan, work_on(plan.preprocess, read_window(window)))
+        scatter(plan, fitted(plan.info.shape, read_window(window)))
+        yield scatter(plan, fitted(plan.info.shape, read_window(window)))
 
 
 def without_maps(plan):
@@ -163,8 +163,3 @@ def test_many_clients_open_the_set_once_a_window(tmp_path, monkeypatch):
     folder = build_shards(manifest, tmp_path / "shards")
     assert len(list(folder.glob("clients-*.arrow"))) == 16
     assert len(opened) <= 2
-
-
-def test_empty_work_keeps_the_shape():
-    work = Preprocess((8, 8, 1), (4, 4, 3), (4, 4, 3))
-    assert work.work(np.zeros((0, 8, 8, 1), np.uint8)).shape == (0, 4, 4, 3)

@@ -232,15 +232,11 @@ def hostile_file(rng: random.Random, raw: dict[str, Any], here: Path, root: Path
 
 
 def hostile_code(rng: random.Random, raw: dict[str, Any]) -> Callable[[], object]:
-    """A run with a logger, a preprocessing, a metric, a model or an augmentation that is none, or a bad one."""
-    kind, factor = rng.choice(("logger", "logger", "preprocess", "numbers", "built-in")), rng.choice((1.0, 1e39, -1e39))
+    """A run with a logger, a metric, a model or an augmentation that is none, or a bad one."""
+    kind, factor = rng.choice(("logger", "logger", "numbers", "built-in")), rng.choice((1.0, 1e39, -1e39))
     if kind == "logger":
         options = {"where": rng.choice(("made", "start", "round", "end")), "act": rng.choice(sorted(own_code.ACTS))}
         return lambda: run(raw | {"loggers": [{f"{OWN}:logger": options}], "checkpoint": {"every_s": 0}})
-    if kind == "preprocess":
-        act = rng.choice(("height", "channels", "type", "count", "shape"))
-        own = {f"{OWN}:preprocess": {"act": act}}
-        return lambda: run(raw | {"data": raw["data"] | {"preprocess": {"own": own}}})
     if kind == "numbers":
         if rng.random() < 0.5:
             return lambda: run(raw | {"model": {"name": f"{OWN}:net", "factor": factor}})
@@ -252,7 +248,7 @@ def hostile_code(rng: random.Random, raw: dict[str, Any]) -> Callable[[], object
         {"model": {"name": name}},
         {"evaluation": {"metrics": [name]}},
         {"partition": {"scheme": name, "num_clients": 6}},
-        *({"data": raw["data"] | change} for change in ({"augment": name}, {"preprocess": {"own": name}})),
+        {"data": raw["data"] | {"augment": name}},
     )
     chosen = rng.choice(places)
     return lambda: run(raw | chosen)

@@ -1,4 +1,4 @@
-"""What somebody may write as a logger, a preprocessing, a metric, a model or an augmentation, each hostile in its way."""
+"""What somebody may write as a logger, a metric, a model or an augmentation, each hostile in its way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor, nn
@@ -59,17 +59,6 @@ def logger(*, where: str = "none", act: str = "leave") -> Logger:
     if where == "made":
         ACTS[act](Path("/nonexistent"))
     return Logger(where, act)
-
-
-def preprocess(images: np.ndarray, *, act: Literal["height", "channels", "type", "count", "shape"]) -> object:
-    wrong = {
-        "height": images[:, :0],
-        "channels": images[..., :0],
-        "type": images.astype(float),
-        "count": images[:-1],
-        "shape": images[..., 0],
-    }
-    return wrong[act]
 
 
 def metric(labels: np.ndarray, logits: np.ndarray) -> float:

@@ -56,7 +56,7 @@ PROBES = {
     "data.validation_set.imbalance": [0.5],
     "data.validation_set.label_noise": [0.5],
     "data.validation_set.external.unique": [False],
-    "data.preprocess": [{"resize": 6}],
+    "data.stored_size": [6],
     "data.fraction": [0.5],
     "data.normalise": ["half"],
     "data.resize": [6],
@@ -111,12 +111,11 @@ OUTSIDE = {
     "stop.epsilon": "what a method has spent; tests/methods/test_privacy.py",
     "evaluation.batch_size, local.stack, local.compile": "speed and rounding",
     "model.blocks": "the layout: what methods and traces call a layer block",
-    "model.pretrained, model.head, data.reader, data.files, data.preprocess.own": "files and code of one's own",
+    "model.pretrained, model.head, data.reader, data.files": "files and code of one's own",
     "data.name, data.root, data.test_sets": "which sets; each has rows of its own",
     "data.validation_set.external.name, data.validation_set.external.mapping": "another prepared set; both or none",
     "data.validation_set.order, data.split": "order: seen by methods alone; split: tested below",
     "data.scale_targets": "of regressions; tests/plan/test_task.py",
-    "data.preprocess.resize": "probed as a whole group",
     "model.lora.rank, model.lora.alpha, model.lora.targets, model.lora.dropout": "of adapters that are there: all count",
 }
 

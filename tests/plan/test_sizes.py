@@ -46,8 +46,8 @@ def noisy(images, *, factor: float = 1.0):
             r"local\.batch_size: a batch of \d+ images of 20000",
         ),
         (
-            {"data": {"preprocess": {"resize": 10**6}}},
-            r"data\.preprocess: an image of shape .* lower data\.preprocess\.resize",
+            {"data": {"stored_size": 10**6}},
+            r"data\.stored_size: an image of shape \(1000000, 1000000, 1\) would take at least 5\.0 TB .* lower",
         ),
         ({"model": {"name": f"{__name__}:net", "factor": 1e39}}, "returns non-finite logits"),
         ({"data": {"augment": {f"{__name__}:noisy": {"factor": 1e39}}}}, r"data\.augment: .*non-finite images"),

@@ -1,4 +1,4 @@
-"""Own code about data, in small: work on images, tasks, and models for rows and for tokens."""
+"""Own code about data, in small: tasks, and models for rows and for tokens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ import numpy as np
 from torch import nn
 
 from raysim.training.tasks import REGRESSION
-
-# --- work on images ---------------------------------------------------------------------------------------------------
-
-
-def brightens(images, *, by: int = 1):
-    return images + np.uint8(by)
-
-
-def halves(images):
-    return np.ascontiguousarray(images[:, ::2, ::2])
 
 
 def median_task(*, scale=1.0):
@@ -29,25 +19,6 @@ def median_task(*, scale=1.0):
 
 def no_task():
     return "accuracy"
-
-
-def as_float_features(images):
-    """The mean of each row of pixels: what a frozen network's features are to raysim."""
-    return images.reshape(len(images), images.shape[1], -1).mean(2).astype(np.float32)
-
-
-def as_features(images):
-    return images.reshape(len(images), -1).mean(1, keepdims=True)
-
-
-def centres(images):
-    """Depends on the other images."""
-    return images - images.mean(0).astype(np.uint8)
-
-
-def writes_to_images(images):
-    images[:] = 0
-    return images
 
 
 # --- models for rows and for tokens -----------------------------------------------------------------------------------

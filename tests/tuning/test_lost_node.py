@@ -33,7 +33,7 @@ def test_sweep_of_12_trials_over_3_partitions_loses_a_node_and_ends_with_the_has
     hidden = tmp_path / "hidden"  # no bundled set: a node that looked for it there would not make it anew
     digits = PreparedSet(set_path(root, "digits"))
     write_set(set_path(hidden, "mine"), "mine", digits.info.classes, digits.batches)
-    raw = raw_config(hidden, data={"root": str(hidden), "name": "mine", "preprocess": {"resize": 10}}, rounds=3)
+    raw = raw_config(hidden, data={"root": str(hidden), "name": "mine", "stored_size": 10}, rounds=3)
     save_file(build_model(check(raw, "a test").spec, seed=77).state_dict(), hidden / "start.safetensors")
     raw["model"] = {**raw["model"], "pretrained": str(hidden / "start.safetensors")}
     slow = {"tests.support.toys:lingers": {"seconds": 0.7}}

@@ -281,7 +281,7 @@ def test_missing_room_is_an_error_in_bounded_time():
 
 def test_a_run_on_a_busy_cluster_builds_its_shards_and_ends_after_the_wait_of_its_file(root, tmp_path, ray_cluster):
     wanted = {"backend": "ray", "trainers": 2, "cpus_per_trainer": 1, "wait_s": 2}
-    cold = {"name": "digits", "root": str(root), "preprocess": {"resize": 11}}
+    cold = {"name": "digits", "root": str(root), "stored_size": 11}
     with no_cpu_left(), pytest.raises(RaysimError, match="no room within 2 s for 2 trainers"):
         quietly(a_plan(root, tmp_path, resources=wanted, data=cold))
 
