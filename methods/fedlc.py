@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
+from raysim.core.method import Amount, Batch, ClientView, LossFn, Method, Outputs
 
 #: Smaller counts are raised to this value: a margin of 100 tau, as in FL-bench.
 MIN_COUNT = 1e-8
 
 
-def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable") -> Method:
+def fedlc(*, tau: Amount = 1.0, form: Literal["usable", "literal"] = "usable") -> Method:
     """Cross-entropy of logits with a margin that grows for rare classes: o_c = f_c - tau n_c^(-1/4).
 
     Zhang et al. 2022 (ICML, "Federated Learning with Label Distribution Skew via Logits Calibration"), n_c the client's
@@ -26,10 +26,7 @@ def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable") ->
     Args:
       tau: size of the margin, >= 0; 0 is plain cross-entropy (usable). Public codes use 1 and 0.1.
       form: one of the two losses in the table above.
-    Raises:
-      ValueError: tau < 0.
     """
-    require("fedlc: tau", tau, tau >= 0, ">= 0", "0 is plain cross-entropy, 1 is common")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         margin = tau * client.class_counts.float().clamp_min(MIN_COUNT).pow(-0.25) if tau > 0 else None
