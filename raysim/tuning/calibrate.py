@@ -65,14 +65,8 @@ class CalibrationPlan:
         return self.sweep.folder
 
     @property
-    def suffix(self) -> str:
-        """End of the names of written files, so that a forest with a third feature (appendix B) has its own files."""
-        return "_count" if self.settings.count_feature else ""
-
-    @property
     def file(self) -> Path:
-        """Path of the table: `calibration.json`, or `calibration_count.json`."""
-        return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
+        return self.folder / FILE
 
 
 def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
@@ -187,8 +181,6 @@ def _rows(folder: Path, pair: str) -> pd.DataFrame:
 def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[Path] = ()) -> Result:
     """Run, fit and explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
 
-    With calibrate.count_feature all files have other names (`calibration_count.json`); the runs are the same.
-
     Args:
       beside: folders of other calibrations, whose curves are drawn as well.
     Returns:
@@ -203,7 +195,7 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
     run_pairs(plan, listener)
     rows, group = rows_of(plan), plan.settings
     listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining the forest")
-    explanation = explain(rows, count_feature=group.count_feature, trees=group.trees)
+    explanation = explain(rows, trees=group.trees)
     result = calibration(rows, explanation, group.model_dump(mode="json"))
     write_file(plan.file, (json.dumps(result, indent=1) + "\n").encode())
     try:
@@ -213,9 +205,9 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
     except ValueError as error:
         listener.say(f"no YAML of the table, which livar cannot use ({error})")
     table = rows.to_csv(columns=COLUMNS, index=False, lineterminator="\r\n")
-    write_file(plan.folder / f"rows{plan.suffix}.csv", table.encode())
+    write_file(plan.folder / "rows.csv", table.encode())
     results = {plan.folder.name: result, **others}
-    draw_calibration(plan.folder, plan.suffix, results, rows["coefficient"].to_numpy(), explanation.predictions)
+    draw_calibration(plan.folder, results, rows["coefficient"].to_numpy(), explanation.predictions)
     return result
 
 
