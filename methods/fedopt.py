@@ -38,7 +38,7 @@ def fedadam(
     def next_v(v: Tensor, square: Tensor) -> Tensor:
         return beta2 * v + (1 - beta2) * square
 
-    return _fedopt("fedadam", next_v, server_lr, beta1, beta2, tau, init_v)
+    return _fedopt("fedadam", next_v, server_lr, beta1, tau, init_v)
 
 
 def fedyogi(
@@ -62,7 +62,7 @@ def fedyogi(
     def next_v(v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - beta2) * square * torch.sign(v - square)
 
-    return _fedopt("fedyogi", next_v, server_lr, beta1, beta2, tau, init_v)
+    return _fedopt("fedyogi", next_v, server_lr, beta1, tau, init_v)
 
 
 def fedadagrad(*, server_lr: Positive = 0.01, beta1: Decay = 0.0, tau: Positive = 1e-3, init_v: Amount = 0.0) -> Method:
@@ -79,12 +79,10 @@ def fedadagrad(*, server_lr: Positive = 0.01, beta1: Decay = 0.0, tau: Positive 
         and are proportional to Δ where |Δ| is well below tau.
       init_v: v at the start, >= 0.
     """
-    return _fedopt("fedadagrad", torch.add, server_lr, beta1, 0.0, tau, init_v)
+    return _fedopt("fedadagrad", torch.add, server_lr, beta1, tau, init_v)
 
 
-def _fedopt(
-    name: str, next_v: NextMoment, server_lr: float, beta1: float, beta2: float, tau: float, init_v: float
-) -> Method:
+def _fedopt(name: str, next_v: NextMoment, server_lr: float, beta1: float, tau: float, init_v: float) -> Method:
     """Return the method with the given rule for the second moment, next_v(v, Δ^2)."""
 
     def init(params: Tensor, layout: Layout) -> State:

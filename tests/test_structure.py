@@ -46,22 +46,7 @@ SAME_NAME = {
 }
 
 #: Names of public functions that stand in two files. Verbs and their functions: main, prepare, recipes, report, run, tune.
-SAME_FUNCTIONS = {
-    *(
-        "directions",
-        "factors_of",
-        "main",
-        "named",
-        "packed",
-        "prepare",
-        "recipes",
-        "report",
-        "run",
-        "tune",
-        "uniform",
-        "whole",
-    )
-}
+SAME_FUNCTIONS = {*("directions", "main", "named", "prepare", "recipes", "report", "run", "tune", "uniform", "whole")}
 
 
 def test_no_class_is_too_long():

@@ -213,10 +213,10 @@ def test_a_start_with_adapters_in_it_is_refused_and_one_without_keeps_its_place(
     assert fault.key == "model.pretrained"
     assert "holds adapters" in fault.message
     raw["model"]["pretrained"] = str(tmp_path / "without" / "model.safetensors")
-    assert len(plan_calibration(raw, "a test").sweep.trials) == 2
+    assert len(plan_calibration(raw, "a test").trials) == 2
     monkeypatch.chdir(tmp_path)
     raw["model"]["pretrained"] = "without/model.safetensors"  # trials run elsewhere and record the whole path
-    kept = {trial.config.model.pretrained for trial in plan_calibration(raw, "a test").sweep.trials}
+    kept = {trial.config.model.pretrained for trial in plan_calibration(raw, "a test").trials}
     assert kept == {str(tmp_path / "without" / "model.safetensors")}
     raw["model"]["pretrained"] = str(tmp_path / "nowhere.pt")
     with pytest.raises(ConfigError, match="no such file"):
@@ -225,7 +225,7 @@ def test_a_start_with_adapters_in_it_is_refused_and_one_without_keeps_its_place(
 
 def test_pairs_share_initial_values_partition_and_held_out_rows(root, tmp_path):
     raw = raw_calibration(root, tmp_path, seed=4, calibrate={"partitions": 2, "seeds": 2})
-    trials = plan_calibration(raw, "a test").sweep.trials
+    trials = plan_calibration(raw, "a test").trials
     names = ["p0-s0", "p0-s1", "p1-s0", "p1-s1"]
     assert [trial.name for trial in trials] == [f"{name}/{kind}" for name in names for kind in ("federated", "joint")]
     seeds = [(trial.config.seed, trial.config.partition.seed) for trial in trials]
