@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
+from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, Share, State
 
 
-def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
+def apfl(*, alpha: Share = 0.5, adaptive: bool = False) -> Method:
     """Train a local model v through the mixture alpha * v + (1 - alpha) * w, beside the client's copy w of the global model.
 
     Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning" (arXiv:2003.13461), Algorithm 1. At each local
@@ -21,10 +21,7 @@ def apfl(*, alpha: float = 0.5, adaptive: bool = False) -> Method:
       alpha: share of the local model, in [0, 1]. 0: the personal model is the client's copy of the global model.
       adaptive: alpha takes one gradient step at the first batch of a round, and stays in [0, 1]. `apfl/alpha` is
         the mean over the clients of the round.
-    Raises:
-      ValueError: alpha outside of [0, 1].
     """
-    require("apfl: alpha", alpha, 0 <= alpha <= 1, "in [0, 1]", "0.5 is common")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         memory = client.memory

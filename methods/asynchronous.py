@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raysim.core.method import Method, ServerView, State, require
+from raysim.core.method import Amount, Count, Fraction, Method, Positive, ServerView, State
 from raysim.core.weights import scale
 
 #: An asynchronous method decides when a round ends, so no client can train after all others.
@@ -14,7 +14,7 @@ CLAIMS, EXCLUDES = (
 )
 
 
-def fedbuff(*, buffer: int = 10, server_lr: float = 1.0, power: float = 0.5, by_examples: bool = False) -> Method:
+def fedbuff(*, buffer: Count = 10, server_lr: Positive = 1.0, power: Amount = 0.5, by_examples: bool = False) -> Method:
     """The server steps when K updates have arrived: x <- x + eta_g / K sum_k s(tau_k) u_k.
 
     Nguyen et al. 2022 (arXiv:2106.06639), Algorithm 1, with s(tau) = (1 + tau)^-power: tau_k is the number of server steps since
@@ -28,12 +28,7 @@ def fedbuff(*, buffer: int = 10, server_lr: float = 1.0, power: float = 0.5, by_
       server_lr: eta_g, factor of the step, > 0.
       power: exponent p in the weight (1 + tau)^-p of stale updates, >= 0; 0 weighs all updates alike.
       by_examples: weigh updates by numbers of examples in place of 1 / K.
-    Raises:
-      ValueError: an option out of its range.
     """
-    require("fedbuff: buffer", buffer, buffer >= 1, ">= 1", "10 is the paper's")
-    require("fedbuff: server_lr", server_lr, server_lr > 0, "> 0", "1.0 is a start")
-    require("fedbuff: power", power, power >= 0, ">= 0", "0.5 is the paper's")
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         return server_lr * update, state
@@ -50,7 +45,7 @@ def fedbuff(*, buffer: int = 10, server_lr: float = 1.0, power: float = 0.5, by_
     )
 
 
-def fedasync(*, alpha: float = 0.6, power: float = 0.5) -> Method:
+def fedasync(*, alpha: Fraction = 0.6, power: Amount = 0.5) -> Method:
     """The server mixes each model that arrives into the global model: x <- (1 - a) x + a x_k with a = alpha s(tau).
 
     Xie et al. 2019 (arXiv:1903.03934), Algorithm 1, with the polynomial s(tau) = (1 + tau)^-power: tau is the number of server
@@ -61,11 +56,7 @@ def fedasync(*, alpha: float = 0.6, power: float = 0.5) -> Method:
     Args:
       alpha: share of a fresh model, in (0, 1].
       power: exponent p in the weight (1 + tau)^-p of stale models, >= 0; 0 mixes all models alike.
-    Raises:
-      ValueError: an option out of its range.
     """
-    require("fedasync: alpha", alpha, 0 < alpha <= 1, "in (0, 1]", "0.6 is the paper's")
-    require("fedasync: power", power, power >= 0, ">= 0", "0.5 is the paper's")
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
         for client, share, is_active in zip(

@@ -10,7 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, RunSizes, ServerView, State, Update, Value, require
+from raysim.core.method import (
+    Batch,
+    ClientView,
+    GradFn,
+    Method,
+    Positive,
+    RunSizes,
+    ServerView,
+    Share,
+    State,
+    Update,
+    Value,
+    Whole,
+)
 
 
 def attacked(
@@ -37,8 +50,6 @@ def attacked(
       look: logs further numbers in evaluated rounds.
       fits: see `Method`.
     """
-    require("share", share, 0 <= share <= 1, "in [0, 1]")
-    require("from_round", from_round, from_round >= 0, ">= 0")
 
     def attacks(client: ClientView) -> bool:
         return client.round_index >= from_round and bool((client.crowd.drawn(share) == client.id).any())
@@ -88,45 +99,36 @@ def whole(values: Tensor, client: ClientView) -> Update:
     return Update(values, 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer))
 
 
-def sign_flip(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) -> Method:
+def sign_flip(*, share: Share = 0.2, from_round: Whole = 0, scale: Positive = 1.0) -> Method:
     """Attackers send their update turned around: -scale u (Li et al. 2019, arXiv:1811.03761).
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       scale: factor of the update, > 0.
-    Raises:
-      ValueError: an option outside of its range.
     """
-    require("scale", scale, scale > 0, "> 0")
     return attacked(share, from_round, send=lambda update, client: -scale * update)
 
 
-def gaussian(*, share: float = 0.2, from_round: int = 0, sigma: float = 0.1) -> Method:
+def gaussian(*, share: Share = 0.2, from_round: Whole = 0, sigma: Positive = 0.1) -> Method:
     """Attackers send N(0, sigma^2) in place of their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       sigma: standard deviation of each entry, > 0.
-    Raises:
-      ValueError: an option outside of its range.
     """
-    require("sigma", sigma, sigma > 0, "> 0")
     return attacked(share, from_round, send=lambda update, client: noise_of(update, client, sigma))
 
 
-def additive_noise(*, share: float = 0.2, from_round: int = 0, sigma: float = 0.1) -> Method:
+def additive_noise(*, share: Share = 0.2, from_round: Whole = 0, sigma: Positive = 0.1) -> Method:
     """Attackers add N(0, sigma^2) to their update (Blades, Li et al. 2023, arXiv:2206.05359).
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       sigma: standard deviation of the noise in each entry, > 0.
-    Raises:
-      ValueError: an option outside of its range.
     """
-    require("sigma", sigma, sigma > 0, "> 0")
     return attacked(share, from_round, send=lambda update, client: update + noise_of(update, client, sigma))
 
 

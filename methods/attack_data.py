@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from methods.attack import attacked
-from raysim.core.method import Batch, Method, Model, RunSizes, ServerView, require
+from raysim.core.method import Batch, Count, Fraction, Method, Model, Positive, RunSizes, ServerView, Share, Whole
 
 
 def label_flip(
-    *, share: float = 0.2, from_round: int = 0, source: int | None = None, target: int | None = None
+    *, share: Share = 0.2, from_round: Whole = 0, source: Whole | None = None, target: Whole | None = None
 ) -> Method:
     """Attackers train on label C - 1 - y of C classes in place of y, or on `target` (Fang et al. 2020,
     arXiv:1911.11815).
@@ -26,11 +26,7 @@ def label_flip(
       from_round: first round with attackers; all clients are honest before.
       source: the class that is flipped; null: every class.
       target: the class of flipped examples; null: class y becomes class C - 1 - y.
-    Raises:
-      ValueError: an option outside of its range.
     """
-    require("source", source, source is None or source >= 0, "a class, from 0 on")
-    require("target", target, target is None or target >= 0, "a class, from 0 on")
 
     def fits(sizes: RunSizes) -> str:
         return missing_class(target or 0, sizes) or missing_class(source or 0, sizes, "source")
@@ -41,12 +37,12 @@ def label_flip(
 
 def backdoor(
     *,
-    share: float = 0.2,
-    from_round: int = 0,
-    scale: float = 1.0,
-    target: int = 0,
-    poison: float = 0.5,
-    trigger: int = 3,
+    share: Share = 0.2,
+    from_round: Whole = 0,
+    scale: Positive = 1.0,
+    target: Whole = 0,
+    poison: Fraction = 0.5,
+    trigger: Count = 3,
     value: float = 1.0,
 ) -> Method:
     """Attackers put a patch on some images of each batch, which become `target`, and send `scale` times their update.
@@ -63,13 +59,7 @@ def backdoor(
       poison: share of each batch that gets the patch, in (0, 1], rounded up.
       trigger: side of the patch in the lower right corner, in pixels of the model's input.
       value: value of the patch in all channels, in the units of the model's input, after normalisation.
-    Raises:
-      ValueError: an option outside of its range.
     """
-    require("scale", scale, scale > 0, "> 0")
-    require("target", target, target >= 0, "a class, from 0 on")
-    require("poison", poison, 0 < poison <= 1, "in (0, 1]")
-    require("trigger", trigger, trigger >= 1, ">= 1")
     stamp = partial(stamped, size=trigger, value=value)
 
     def look(server: ServerView) -> None:

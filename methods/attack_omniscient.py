@@ -20,7 +20,7 @@ from torch import Tensor
 from methods.attack import attacked
 from methods.robust_means import krum_scores
 from methods.voters import gram_of, map_voters, squared_distances
-from raysim.core.method import ClientView, Method, ServerView, Value, require
+from raysim.core.method import ClientView, Method, Positive, ServerView, Share, Value, Whole
 
 Direction = Literal["std", "unit", "sign"]
 
@@ -28,7 +28,7 @@ Direction = Literal["std", "unit", "sign"]
 BEYOND, SMALLEST = 2.0, 1e-5
 
 
-def alie(*, share: float = 0.2, from_round: int = 0, z: float | None = None) -> Method:
+def alie(*, share: Share = 0.2, from_round: Whole = 0, z: float | None = None) -> Method:
     """Attackers send mean - z std (Baruch et al., NeurIPS 2019, arXiv:1902.06156).
 
     z is the standard normal quantile of (h - s) / h with s = floor(n/2 + 1) - c, s at least 1 and z at least 0. With
@@ -39,8 +39,6 @@ def alie(*, share: float = 0.2, from_round: int = 0, z: float | None = None) -> 
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       z: number of standard deviations from the mean; null: the largest that the paper's formula allows.
-    Raises:
-      ValueError: an option outside of its range.
     """
 
     def craft(server: ServerView, attackers: Tensor) -> dict[str, Tensor]:
@@ -54,17 +52,14 @@ def alie(*, share: float = 0.2, from_round: int = 0, z: float | None = None) -> 
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
-def ipm(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) -> Method:
+def ipm(*, share: Share = 0.2, from_round: Whole = 0, scale: Positive = 1.0) -> Method:
     """Attackers send -scale mean, inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       scale: factor of the mean, > 0.
-    Raises:
-      ValueError: an option outside of its range.
     """
-    require("scale", scale, scale > 0, "> 0")
 
     def craft(server: ServerView, attackers: Tensor) -> dict[str, Tensor]:
         return {"vector": -scale * statistics_of(server)[0]}
@@ -72,7 +67,7 @@ def ipm(*, share: float = 0.2, from_round: int = 0, scale: float = 1.0) -> Metho
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
-def min_max(*, share: float = 0.2, from_round: int = 0, direction: Direction = "std") -> Method:
+def min_max(*, share: Share = 0.2, from_round: Whole = 0, direction: Direction = "std") -> Method:
     """Attackers send mean + gamma p, as far from any honest update as two honest updates are at most.
 
     Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search.
@@ -81,15 +76,13 @@ def min_max(*, share: float = 0.2, from_round: int = 0, direction: Direction = "
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       direction: p: the negative standard deviation ("std"), -mean / ||mean|| ("unit"), or -sign(mean) ("sign").
-    Raises:
-      ValueError: an option outside of its range.
     """
     craft = partial(hidden, direction=direction, bound="max")
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
 def min_sum(
-    *, share: float = 0.2, from_round: int = 0, direction: Direction = "std", as_in: Literal["release"] | None = None
+    *, share: Share = 0.2, from_round: Whole = 0, direction: Direction = "std", as_in: Literal["release"] | None = None
 ) -> Method:
     """Attackers send mean + gamma p; the bound is the sum of an honest update's squared distances to the others.
 
@@ -102,15 +95,13 @@ def min_sum(
       direction: p: the negative standard deviation ("std"), -mean / ||mean|| ("unit"), or -sign(mean) ("sign").
       as_in: bound of the sum of squared distances: the largest such sum of an honest update (null, the paper), or the
         smallest ("release", the authors' notebooks).
-    Raises:
-      ValueError: an option outside of its range.
     """
     craft = partial(hidden, direction=direction, bound="sum" if as_in is None else "smallest_sum")
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
 def fang(
-    *, share: float = 0.2, from_round: int = 0, against: Literal["trimmed_mean", "krum"] = "trimmed_mean"
+    *, share: Share = 0.2, from_round: Whole = 0, against: Literal["trimmed_mean", "krum"] = "trimmed_mean"
 ) -> Method:
     """Attackers move every entry against s = sign(mean) (Fang et al., USENIX Security 2020, arXiv:1911.11815).
 
@@ -123,8 +114,6 @@ def fang(
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       against: the defence that the attackers expect.
-    Raises:
-      ValueError: an option outside of its range.
     """
 
     def craft(server: ServerView, attackers: Tensor) -> dict[str, Tensor]:

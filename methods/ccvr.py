@@ -13,8 +13,9 @@ from torch import Tensor
 
 from methods.moments import class_covariances, class_means, linear_head, local_features, one_thread, unpack_symmetric
 from raysim.base.counting import counts_with
+from raysim.base.options import Bounds
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, ServerView, State, require
+from raysim.core.method import ClientView, Count, Decay, Method, Positive, ServerView, State
 
 #: What fed-mammoth adds to every variance.
 MAMMOTH_VARIANCE = 1e-8
@@ -28,11 +29,11 @@ Mixture = tuple[Tensor, Tensor, Tensor]
 
 def ccvr(
     *,
-    num_samples: int = 256,
-    epochs: int = 5,
-    lr: float = 0.01,
-    momentum: float = 0.9,
-    batch_size: Annotated[int, counts_with("as_in", None)] = 32,
+    num_samples: Count = 256,
+    epochs: Annotated[int, Bounds(ge=0, le=100_000)] = 5,
+    lr: Positive = 0.01,
+    momentum: Decay = 0.9,
+    batch_size: Annotated[Count, counts_with("as_in", None)] = 32,
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """Retrains the head on features drawn from one Gaussian per class, pooled from the clients' statistics.
@@ -60,13 +61,8 @@ def ccvr(
     Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. The
     statistics of clients without a step are included.
     Raises:
-      ValueError: a number out of range; or, when the run starts, a head that is not trained and shared.
+      ValueError: when the run starts, a head that is not trained and shared.
     """
-    require("ccvr: num_samples", num_samples, num_samples >= 1, ">= 1")
-    require("ccvr: batch_size", batch_size, batch_size >= 1, ">= 1")
-    require("ccvr: epochs", epochs, 0 <= epochs <= 100_000, "in [0, 100000]")  # more would not end
-    require("ccvr: lr", lr, lr > 0, "> 0")
-    require("ccvr: momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
     is_mammoth = as_in == "fed-mammoth"
 
     def init(params: Tensor, layout: Layout) -> State:

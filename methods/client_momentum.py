@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raysim.core.method import ClientView, Method, Update, require
+from raysim.core.method import ClientView, Decay, Method, Update
 
 
-def client_momentum(*, beta: float = 0.9) -> Method:
+def client_momentum(*, beta: Decay = 0.9) -> Method:
     """Send m_k = (1 - beta) u_k + beta m_k in place of the update u_k; the first time m_k = u_k.
 
     Karimireddy, He and Jaggi 2021, "Learning from History for Byzantine Robust Optimization" (ICML), Algorithm 2, with a local
@@ -15,10 +15,7 @@ def client_momentum(*, beta: float = 0.9) -> Method:
 
     Args:
       beta: share of the past, in [0, 1). 0 sends the update itself.
-    Raises:
-      ValueError: beta outside of [0, 1).
     """
-    require("client_momentum: beta", beta, 0 <= beta < 1, "in [0, 1)", "0.9 is common")
 
     def outgoing(update: Update, client: ClientView) -> Update:
         past = client.memory.get("momentum")

@@ -16,7 +16,7 @@ from methods.flfa import agreements
 from methods.moments import one_thread
 from methods.rank_correlations import log_premise, log_weights, premise_of
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Batch, ClientView, GradFn, LayerOp, Method, ServerView, State, Vector, require
+from raysim.core.method import Batch, ClientView, Count, GradFn, LayerOp, Method, ServerView, State, Vector
 from raysim.core.weights import normalised
 from raysim.training.local import batch_bounds
 from raysim.training.model import seed_global_stream
@@ -30,7 +30,7 @@ CHEAP: tuple[Measure, ...] = ("drift", "agreement", "spectrum", "features")
 NEEDS: dict[Measure, tuple[str, ...]] = {"features": ("classes", "features"), "premise": ("validation-set", "test-set")}
 
 
-def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Method:
+def diagnostics(*, every: Count = 1, measures: list[Measure] | None = None) -> Method:
     """Logs measures in the first and in every n-th round; weights and update do not change.
 
     List diagnostics last: a method that replaces the update must be listed before methods that read the update, and the
@@ -73,9 +73,8 @@ def diagnostics(*, every: int = 1, measures: list[Measure] | None = None) -> Met
       every: measure in the first round, and in every n-th round, counted from 1.
       measures: names of the measures above; null: drift, agreement, spectrum and features, which cost little.
     Raises:
-      ValueError: every < 1; or, when the run starts, a measure that the global model does not have.
+      ValueError: when the run starts, a measure that the global model does not have.
     """
-    require("diagnostics: every", every, every >= 1, ">= 1", "leave diagnostics out to measure nothing")
     chosen = frozenset(CHEAP if measures is None else measures)
 
     def init(params: Tensor, layout: Layout) -> State:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, require
+from raysim.core.method import Amount, Batch, ClientView, GradFn, Method, Positive
 
 
-def ditto(*, lam: float = 1.0, epochs: float | None = None) -> Method:
+def ditto(*, lam: Amount = 1.0, epochs: Positive | None = None) -> Method:
     """Train a personal model v beside the global model w: v <- v - lr * (gradient of F_k at v + lam * (v - w)).
 
     Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization" (ICML), Algorithm 1.
@@ -17,11 +17,7 @@ def ditto(*, lam: float = 1.0, epochs: float | None = None) -> Method:
     Args:
       lam: strength of the pull, >= 0. 0: each client trains alone; the paper selects from {0.1, 1, 2}.
       epochs: local epochs of the personal model, > 0; null: as many as the global model has.
-    Raises:
-      ValueError: lam < 0, or epochs <= 0.
     """
-    require("ditto: lam", lam, lam >= 0, ">= 0", "1 is common")
-    require("ditto: epochs", epochs, epochs is None or epochs > 0, "> 0")
 
     def own_model(client: ClientView) -> Tensor:
         def pulled(inner: GradFn) -> GradFn:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from raysim.base.counting import counts_with, counts_without
+from raysim.base.options import Bounds
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Message, Method, RunSizes, ServerView, State, require
+from raysim.core.method import ClientView, Count, Message, Method, OpenShare, Positive, RunSizes, ServerView, State
 from raysim.core.weights import Weights
 
 #: Hooks of other methods that may reveal a client without noise -> reason.
@@ -37,6 +38,10 @@ BIN = 1e-3
 
 Accountant = Literal["rdp", "pld"]
 
+#: Options of every private method.
+Noise = Annotated[float, Bounds(ge=0, le=MOST_NOISE)]
+Delta = Annotated[OpenShare, counts_without("noise", 0.0)]
+
 #: Adaptive clipping as in the paper's experiments: the step eta_C, and the count's noise sigma_b as a share of the
 #: cohort.
 STEP, COUNT_NOISE = 0.2, 1 / 20
@@ -44,12 +49,12 @@ STEP, COUNT_NOISE = 0.2, 1 / 20
 
 def dp(
     *,
-    clip: float = 1.0,
-    noise: Annotated[float, counts_with("epsilon", None)] = 1.0,
-    epsilon: float | None = None,
-    delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5,
-    adaptive: float | None = None,
-    noise_cohort_size: int | None = None,
+    clip: Positive = 1.0,
+    noise: Annotated[Noise, counts_with("epsilon", None)] = 1.0,
+    epsilon: Positive | None = None,
+    delta: Delta = 1e-5,
+    adaptive: OpenShare | None = None,
+    noise_cohort_size: Count | None = None,
     accountant: Accountant = "rdp",
     trust: list[str] | None = None,
 ) -> Method:
@@ -97,20 +102,9 @@ def dp(
       trust: methods that may run beside dp although dp would refuse them. Epsilon then holds only if these methods
         learn nothing about the clients, or if what they learn is protected in another way.
     Raises:
-      ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
+      ValueError: when the run is checked, shared buffers or no dp-accounting.
     """
-    require_mechanism("dp", clip, noise, delta)
-    require("dp: epsilon", epsilon, epsilon is None or 0 < epsilon < math.inf, "> 0", "8 is common")
-    is_quantile = adaptive is None or 0 < adaptive < 1
-    require("dp: adaptive", adaptive, is_quantile, "in (0, 1)", "0.5 follows the median of the norms")
-    is_size = noise_cohort_size is None or noise_cohort_size >= 1
-    require("dp: noise_cohort_size", noise_cohort_size, is_size, ">= 1", "null is the cohort's size")
     trusted = frozenset(trust or ())
-
-    def init(params: Tensor, layout: Layout) -> State:
-        refuse_buffers(layout, "dp")
-        require_accounting()
-        return {"clip": clip}
 
     def broadcast(message: Message, state: State) -> Message:
         return Message(message.params, {"clip": state["clip"]})
@@ -133,7 +127,7 @@ def dp(
 
     return Method(
         "dp",
-        init=init,
+        init=private_init("dp", clip=clip),
         broadcast=broadcast,
         report=clipping,
         weigh=weigh,
@@ -145,30 +139,18 @@ def dp(
     )
 
 
-def require_mechanism(name: str, clip: float, noise: float, delta: float) -> None:
-    """Raise ValueError for a clip, a noise or a delta out of its range. name: of the method."""
-    require(f"{name}: clip", clip, 0 < clip < math.inf, "> 0", "1.0 is a start")
-    require(f"{name}: noise", noise, 0 <= noise <= MOST_NOISE, f"in [0, {MOST_NOISE:g}]", "1.0 is common")
-    require(f"{name}: delta", delta, 0 < delta < 1, "in (0, 1)", "1e-5 is common")
-
-
-def stateless_init(name: str) -> Callable[[Tensor, Layout], State]:
-    """Return the `init` hook of a private method without server state: checks buffers and the accountant. name: of the method."""
+def private_init(name: str, **state: float) -> Callable[[Tensor, Layout], State]:
+    """Return the `init` hook of a private method, which refuses shared buffers. name: of the method; state: at the start."""
 
     def init(params: Tensor, layout: Layout) -> State:
-        refuse_buffers(layout, name)
+        if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
+            names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
+            mend = "set model.norm to group, or keep the norms personal"
+            raise ValueError(f"{name}: {names} would be averaged without noise; {mend}")
         require_accounting()
-        return {}
+        return dict(state)
 
     return init
-
-
-def refuse_buffers(layout: Layout, name: str) -> None:
-    """Raise ValueError for shared buffers. name: of the method."""
-    if shared := [leaf.name for leaf in layout.buffers if leaf.is_shared]:
-        names = f"{shared[0]}{f' and {len(shared) - 1} more' if shared[1:] else ''}"
-        mend = "set model.norm to group, or keep the norms personal"
-        raise ValueError(f"{name}: {names} would be averaged without noise; {mend}")
 
 
 def clipping(client: ClientView) -> dict[str, Tensor]:
@@ -197,7 +179,7 @@ def split_noise(noise: float, size: int) -> tuple[float, float]:
     return sigma_count, noise / math.sqrt(1 - (noise / (2 * sigma_count)) ** 2)
 
 
-def _of_round(noise: float, size: int, population: int, sampling: str) -> tuple[Any, Any]:
+def _of_round(noise: float, size: float, population: int, sampling: str) -> tuple[Any, Any]:
     """Return dp-accounting's (event, neighbouring relation) of one round."""
     accounting = require_accounting()
     relation = accounting.NeighboringRelation
@@ -211,11 +193,17 @@ def _of_round(noise: float, size: int, population: int, sampling: str) -> tuple[
     return event, relation.REPLACE_ONE
 
 
-@lru_cache(maxsize=32)
-def spending(noise: float, size: int, population: int, sampling: str) -> tuple[Sequence[float], Any]:
-    """Return (orders, Renyi divergence at each order) of one round; divergences add up. size: clients of a round."""
+@lru_cache(maxsize=4096)
+def spending(
+    noise: float, size: float, population: int, sampling: str, orders: tuple[int, ...] | None = None
+) -> tuple[Sequence[float], Any]:
+    """Return (orders, Renyi divergence at each order) of one round; divergences add up.
+
+    Args:
+      size: number of clients in a round; orders: None for those of dp-accounting.
+    """
     event, neighbours = _of_round(noise, size, population, sampling)
-    accountant = require_accounting().rdp.RdpAccountant(neighboring_relation=neighbours)
+    accountant = require_accounting().rdp.RdpAccountant(orders, neighboring_relation=neighbours)
     accountant.compose(event)
     return accountant.orders, accountant.rdp
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-from typing import Annotated, Any
-
 import torch
 from torch import Tensor
 
 from methods import local_dp
-from methods.dp import require_accounting, require_mechanism, stateless_init
-from raysim.base.counting import counts_without
-from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State
+from methods.dp import Delta, Noise, epsilon_after, private_init, spending
+from raysim.core.method import Batch, ClientView, GradFn, Method, Positive, ServerView, State
 
 #: Methods that may run beside dp_sgd: losses are means over examples; gradients and reports use examples only through
 #: the noised steps.
@@ -21,12 +16,10 @@ SAFE = local_dp.POST_PROCESSING | frozenset(
 )
 
 #: Integer orders of Renyi divergences: a sixth of the time of fractional orders, and an epsilon some 2 % higher.
-ORDERS = [*range(2, 64), 72, 80, 96, 128, 192, 256, 384, 512]
+ORDERS = (*range(2, 64), 72, 80, 96, 128, 192, 256, 384, 512)
 
 
-def dp_sgd(
-    *, clip: float = 1.0, noise: float = 1.0, delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5
-) -> Method:
+def dp_sgd(*, clip: Positive = 1.0, noise: Noise = 1.0, delta: Delta = 1e-5) -> Method:
     """Clip the gradient of each example and add Gaussian noise to the sum over a batch, to protect single examples.
 
     Abadi et al. 2016 (arXiv:1607.00133), algorithm 1, in each local step, with the clip S, the noise z and B examples:
@@ -48,9 +41,8 @@ def dp_sgd(
         infinite.
       delta: delta of (epsilon, delta)-privacy, in (0, 1), chosen below 1 / n_k.
     Raises:
-      ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
+      ValueError: when the run is checked, shared buffers or no dp-accounting.
     """
-    require_mechanism("dp_sgd", clip, noise, delta)
 
     def grads(gradient: GradFn, client: ClientView) -> GradFn:
         def noised(params: Tensor, batch: Batch) -> Tensor:
@@ -75,7 +67,7 @@ def dp_sgd(
 
     return Method(
         "dp_sgd",
-        init=stateless_init("dp_sgd"),
+        init=private_init("dp_sgd"),
         grads=grads,
         report=report,
         server_update=server_update,
@@ -89,19 +81,6 @@ def dp_sgd(
     )
 
 
-@lru_cache(maxsize=4096)
-def divergences(noise: float, share: float) -> Any:
-    """Return the Renyi divergences (orders,) of one local step, at `ORDERS`. share: a batch's share of the client's examples."""
-    accounting = require_accounting()
-    accountant = accounting.rdp.RdpAccountant(orders=ORDERS)
-    accountant.compose(accounting.PoissonSampledDpEvent(share, accounting.GaussianDpEvent(noise)))
-    return accountant.rdp
-
-
 def epsilon_of(noise: float, share: float, num_steps: int, delta: float) -> float:
-    """Return a client's epsilon after `num_steps` local steps. noise, share: see `divergences`."""
-    if not num_steps:
-        return 0.0
-    if not noise:
-        return math.inf
-    return float(require_accounting().rdp.compute_epsilon(ORDERS, num_steps * divergences(noise, share), delta)[0])
+    """Return a client's epsilon after `num_steps` local steps. share: a batch's share of the client's examples."""
+    return epsilon_after(num_steps, spending(noise, share, 1, "poisson", ORDERS), delta) if num_steps else 0.0

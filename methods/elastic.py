@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from raysim.base.errors import MethodError
-from raysim.core.method import Batch, ClientView, Method, Outputs, ServerView, State, Vector, require
+from raysim.core.method import Amount, Batch, ClientView, Decay, Fraction, Method, Outputs, ServerView, State, Vector
 from raysim.core.weights import RightMap, normalised
 
 
 def elastic(
-    *, tau: float = 0.5, mu: float = 0.95, sample_ratio: float = 0.3, as_in: Literal["fl-bench"] | None = None
+    *, tau: Amount = 0.5, mu: Decay = 0.95, sample_ratio: Fraction = 0.3, as_in: Literal["fl-bench"] | None = None
 ) -> Method:
     """Scales the aggregated update by 1 + tau - sensitivity, element by element.
 
@@ -40,12 +40,8 @@ def elastic(
         FedVG's tables use 0.3, which costs less than a third of a local epoch.
       as_in: "fl-bench": the rule behind FedVG's tables, with the sensitivity of whole tensors instead of elements.
     Raises:
-      ValueError: a value out of range.
       MethodError: another method's weights are linear maps, or one per row beside as_in.
     """
-    require("elastic: tau", tau, tau >= 0, ">= 0", "0.5 is common")
-    require("elastic: mu", mu, 0 <= mu < 1, "in [0, 1)", "0.95 is common")
-    require("elastic: sample_ratio", sample_ratio, 0 < sample_ratio <= 1, "in (0, 1]", "0.3 is common")
     by_element = as_in is None
 
     def report(client: ClientView) -> dict[str, Tensor | Vector]:

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from methods.fedprox import fedprox
 from raysim.core.layout import Layout
-from raysim.core.method import Message, Method, ServerView, State, require
+from raysim.core.method import Amount, Decay, Message, Method, ServerView, State
 from raysim.core.stack import chain
 
 
-def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
+def fedacg(*, lam: Decay = 0.85, beta: Amount = 1e-3) -> Method:
     """Server momentum m with lookahead s = w + lam m, and a pull of clients towards s.
 
     Kim, Kim, Han 2024 (CVPR), Δ the uniform mean of y_k - s:
@@ -24,11 +24,7 @@ def fedacg(*, lam: float = 0.85, beta: float = 1e-3) -> Method:
     Args:
       lam: momentum, 0 <= lam < 1; the paper uses 0.85.
       beta: strength of the pull, >= 0. The paper says 0.001; the released code, which leaves out the 1/2, acts as 0.002.
-    Raises:
-      ValueError: lam or beta out of range.
     """
-    require("fedacg: lam", lam, 0 <= lam < 1, "in [0, 1)", "0.85 is the paper's")
-    require("fedacg: beta", beta, beta >= 0, ">= 0", "0.001 is the paper's")
 
     def init(params: Tensor, layout: Layout) -> State:
         return {"momentum": torch.zeros_like(params)}

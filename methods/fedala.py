@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, require
+from raysim.core.method import ClientView, Count, Fraction, Method, Positive
 
 
-def fedala(*, layers: int = 1, eta: float = 1.0, share: float = 0.8, first_passes: int = 10) -> Method:
+def fedala(*, layers: Count = 1, eta: Positive = 1.0, share: Fraction = 0.8, first_passes: Count = 10) -> Method:
     """Local steps begin at v + W (w - v) in the last layers, and at the global model w in all others.
 
     Zhang et al. 2023, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning" (AAAI, arXiv:2212.01197),
@@ -29,13 +29,7 @@ def fedala(*, layers: int = 1, eta: float = 1.0, share: float = 0.8, first_passe
       eta: learning rate of W, > 0.
       share: share of the client's batches on which a pass learns W, in (0, 1].
       first_passes: passes when W is learned for the first time, >= 1; later rounds take one pass.
-    Raises:
-      ValueError: an option out of its range.
     """
-    require("fedala: layers", layers, layers >= 1, ">= 1", "1 is common")
-    require("fedala: eta", eta, eta > 0, "> 0", "1 is the paper's")
-    require("fedala: share", share, 0 < share <= 1, "in (0, 1]", "0.8 is the paper's")
-    require("fedala: first_passes", first_passes, first_passes >= 1, ">= 1", "10 is a start")
 
     def begin(client: ClientView) -> Tensor:
         if "own_model" not in client.memory:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from raysim.base.errors import MethodError
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, LayerOp, LossFn, Method, Outputs, State, require
+from raysim.core.method import Amount, Batch, ClientView, LayerOp, LossFn, Method, OpenShare, Outputs, State
 
 #: Layers that can be cut to the first channels of each of their tensors.
 SLIM = (nn.Conv2d, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
@@ -17,7 +17,7 @@ SLIM = (nn.Conv2d, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 ITERATIONS = 10
 
 
-def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None) -> Method:
+def fedalign(*, mu: Amount = 0.45, width: OpenShare = 0.25, block: str | None = None) -> Method:
     """Adds a loss term that distils the last block's spectral norms into the block's own first channels.
 
     Mendieta et al. 2022 (CVPR, arXiv:2111.14213) and their code. For one image, x the input and y the output of the block,
@@ -39,11 +39,9 @@ def fedalign(*, mu: float = 0.45, width: float = 0.25, block: str | None = None)
       width: share of the channels, in (0, 1), rounded, at least one; 0.25 in the paper.
       block: path of the block that is aligned; null: the last layer block in front of the classifier.
     Raises:
-      ValueError: mu < 0, width outside (0, 1), or, when the run starts, no such block.
+      ValueError: when the run starts, no such block.
       MethodError: a layer of the block that has no first channels (attention, grouped convolutions).
     """
-    require("fedalign: mu", mu, mu >= 0, ">= 0", "0 is FedAvg, 0.45 is the paper's")
-    require("fedalign: width", width, 0 < width < 1, "between 0 and 1", "0.25 is the paper's")
 
     def init(params: Tensor, layout: Layout) -> State:
         block_of(layout, block)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import Method, ServerView, State, require
+from raysim.core.method import Decay, Method, Positive, ServerView, State
 
 
 def fedavgm(
     *,
-    beta: float = 0.9,
-    server_lr: float = 1.0,
+    beta: Decay = 0.9,
+    server_lr: Positive = 1.0,
     form: Annotated[Literal["heavy_ball", "nesterov", "damped"], counts_with("as_in", None)] = "heavy_ball",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
@@ -35,11 +35,7 @@ def fedavgm(
       server_lr: factor of the step, > 0.
       form: one of the three forms in the table above.
       as_in: "fl-bench": the rule behind FedVG's tables, nesterov, applied to BatchNorm statistics as well.
-    Raises:
-      ValueError: beta or server_lr out of range.
     """
-    require("fedavgm: beta", beta, 0 <= beta < 1, "in [0, 1)", "0.9 is common")
-    require("fedavgm: server_lr", server_lr, server_lr > 0, "> 0", "1.0 is common")
 
     if as_in:
         form = "nesterov"

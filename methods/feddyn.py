@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, Method, ServerView, State, require
+from raysim.core.method import Amount, Batch, ClientView, GradFn, Method, Positive, ServerView, State
 
 #: Reason why FedDyn and robust rules cannot be combined.
 EVERYBODY = {"is_robust": "h sums up every client's update, attackers included, and is added after the rule"}
@@ -17,8 +17,8 @@ EVERYBODY = {"is_robust": "h sums up every client's update, attackers included, 
 
 def feddyn(
     *,
-    alpha: float = 0.1,
-    max_grad_norm: float | None = None,
+    alpha: Amount = 0.1,
+    max_grad_norm: Positive | None = None,
     weights: Annotated[Literal["uniform", "examples"], counts_with("as_in", None)] = "uniform",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
@@ -48,12 +48,7 @@ def feddyn(
       weights: weights of the mean over participants: "uniform", 1/K; "examples", shares of the examples, as FedVG's
         paper describes FedDyn (section 3.2.3).
       as_in: "fl-bench": the rule behind FedVG's tables, with weights by examples and without the quadratic term.
-    Raises:
-      ValueError: alpha or max_grad_norm out of range.
     """
-    require("feddyn: alpha", alpha, alpha >= 0, ">= 0", "0.01 and 0.1 are common")
-    if max_grad_norm is not None:
-        require("feddyn: max_grad_norm", max_grad_norm, max_grad_norm > 0, "> 0", "10 is common, null does not clip")
     is_quadratic = as_in is None
     base_weights: Literal["uniform", "examples"] = "examples" if as_in else weights
 

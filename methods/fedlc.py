@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
-from torch import Tensor
-
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
+from raysim.core.method import Amount, ClientView, LossFn, Method
 
 #: Smaller counts are raised to this value: a margin of 100 tau, as in FL-bench.
 MIN_COUNT = 1e-8
 
 
-def fedlc(*, tau: float = 1.0, form: Literal["usable", "literal"] = "usable") -> Method:
+def fedlc(*, tau: Amount = 1.0) -> Method:
     """Cross-entropy of logits with a margin that grows for rare classes: o_c = f_c - tau n_c^(-1/4).
 
     Zhang et al. 2022 (ICML, "Federated Learning with Label Distribution Skew via Logits Calibration"), n_c the client's
-    training examples of class c:
-        usable (all re-implementations):   -log(e^(o_y) / sum_c e^(o_c))
-        literal (as printed):              -log(e^(o_y) / sum_(c != y) e^(o_c)), which has no lower bound
-    The margin applies in local training only. A class without examples has n_c = 1e-8, as in FL-bench: a margin of 100
-    tau.
+    training examples of class c. As in all re-implementations, the denominator of the softmax has all classes; as
+    printed, it leaves out the true class, and the loss has no lower bound. The margin applies in local training only. A
+    class without examples has n_c = 1e-8, as in FL-bench: a margin of 100 tau.
 
     Args:
-      tau: size of the margin, >= 0; 0 is plain cross-entropy (usable). Public codes use 1 and 0.1.
-      form: one of the two losses in the table above.
-    Raises:
-      ValueError: tau < 0.
+      tau: size of the margin, >= 0; 0 is plain cross-entropy. Public codes use 1 and 0.1.
     """
-    require("fedlc: tau", tau, tau >= 0, ">= 0", "0 is plain cross-entropy, 1 is common")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
-        margin = tau * client.class_counts.float().clamp_min(MIN_COUNT).pow(-0.25) if tau > 0 else None
-
-        def value(outputs: Outputs, batch: Batch) -> Tensor:
-            logits = outputs.logits if margin is None else outputs.logits - margin
-            return (
-                literal_loss(logits, batch.targets)
-                if form == "literal"
-                else inner(outputs._replace(logits=logits), batch)
-            )
-
-        return inner if margin is None and form == "usable" else value
+        if tau == 0:
+            return inner
+        margin = tau * client.class_counts.float().clamp_min(MIN_COUNT).pow(-0.25)
+        return lambda outputs, batch: inner(outputs._replace(logits=outputs.logits - margin), batch)
 
     return Method("fedlc", loss=loss, claims=frozenset({"criterion"}), needs=frozenset({"classes"}))
-
-
-def literal_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log(e^(o_y) / sum_(c != y) e^(o_c)), mean over the batch; equals -logit(p_y). logits: (B, classes), two or more."""
-    own = labels[:, None]
-    others = logits.scatter(1, own, -torch.inf).logsumexp(dim=1)
-    return (others - logits.gather(1, own)[:, 0]).mean()

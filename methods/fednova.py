@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from raysim.base.errors import MethodError
-from raysim.core.method import ClientView, Method, ServerView, require
+from raysim.core.method import Amount, ClientView, Method, ServerView
 from raysim.core.weights import RightMap, Weights
 
 
-def fednova(*, mu: float = 0.0) -> Method:
+def fednova(*, mu: Amount = 0.0) -> Method:
     """Divides each update by the client's effective number of steps, and multiplies the sum by the mean number.
 
     Wang et al. 2020 (arXiv:2007.07481), with p_k the weights so far and Δ_k = -lr sum_j a_j g_j:
@@ -27,10 +27,8 @@ def fednova(*, mu: float = 0.0) -> Method:
         that are changed by the pull and by momentum at once; the authors' code applies the rule for the pull and the
         rule for momentum one after the other.
     Raises:
-      ValueError: mu < 0.
       MethodError: another method's weight is a linear map (regmean).
     """
-    require("fednova: mu", mu, mu >= 0, ">= 0", "give it the mu of fedprox, or 0")
 
     def report(client: ClientView) -> dict[str, Tensor]:
         steps = effective_steps(client.num_steps, momentum=client.momentum, shrink=client.lr * mu)

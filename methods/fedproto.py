@@ -11,24 +11,13 @@ from torch import Tensor
 from methods.moments import class_means, local_features
 from raysim.base.counting import counts_with
 from raysim.core.layout import Layout
-from raysim.core.method import (
-    Batch,
-    ClientView,
-    LossFn,
-    Message,
-    Method,
-    Outputs,
-    Partition,
-    ServerView,
-    State,
-    require,
-)
+from raysim.core.method import Amount, Batch, ClientView, LossFn, Message, Method, Outputs, Partition, ServerView, State
 from raysim.core.weights import normalised
 
 
 def fedproto(
     *,
-    strength: float = 1.0,
+    strength: Amount = 1.0,
     share: Annotated[Literal["weights", "nothing"], counts_with("as_in", None)] = "weights",
     prototypes: Annotated[Literal["clients", "examples"], counts_with("as_in", None)] = "clients",
     as_in: Literal["fed-mammoth"] | None = None,
@@ -55,9 +44,8 @@ def fedproto(
         model's own inputs.
     Degenerate cases: clients without a step have no effect on prototypes.
     Raises:
-      ValueError: strength < 0; or, when the run starts, a model without a trained head.
+      ValueError: when the run starts, a model without a trained head.
     """
-    require("fedproto: strength", strength, strength >= 0, ">= 0", "1 is the released code's")
     over_examples = prototypes == "examples" or as_in == "fed-mammoth"
 
     def init(params: Tensor, layout: Layout) -> State:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, require
+from raysim.core.method import Amount, Batch, ClientView, GradFn, Method
 
 
-def fedprox(*, mu: float = 0.01) -> Method:
+def fedprox(*, mu: Amount = 0.01) -> Method:
     """Adds mu (y - s), the gradient of (mu/2) ||y - s||^2, to the gradient at y; s is the broadcast point.
 
     Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (MLSys), eq. 2. The sum then enters momentum and
@@ -16,10 +16,7 @@ def fedprox(*, mu: float = 0.01) -> Method:
 
     Args:
       mu: strength of the pull, >= 0. The paper tunes it in {0.001, 0.01, 0.1, 1}; FedVG and UniVarFL use 0.01.
-    Raises:
-      ValueError: mu < 0.
     """
-    require("fedprox: mu", mu, mu >= 0, ">= 0", "0 is FedAvg, 0.01 is common")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         difference = torch.empty_like(client.start)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from methods.fine_tune import fine_tune
 from methods.personal import personal
-from raysim.core.method import ClientView, GradFn, Method, require
+from raysim.core.method import ClientView, Count, GradFn, Method, Positive
 
 
-def fedrep(*, head_epochs: float = 10.0) -> Method:
+def fedrep(*, head_epochs: Positive = 10.0) -> Method:
     """Train a personal classifier first, with the body fixed, then the shared body, with the classifier fixed.
 
     Collins, Hassani, Mokhtari and Shakkottai 2021, "Exploiting Shared Representations for Personalized Federated Learning"
@@ -21,10 +21,7 @@ def fedrep(*, head_epochs: float = 10.0) -> Method:
 
     Args:
       head_epochs: local epochs of the classifier, > 0; the paper takes 10, and 1 epoch of the body.
-    Raises:
-      ValueError: head_epochs <= 0.
     """
-    require("fedrep: head_epochs", head_epochs, head_epochs > 0, "> 0", "10 is the paper's")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         head = _head_mask(client)
@@ -37,7 +34,7 @@ def fedrep(*, head_epochs: float = 10.0) -> Method:
     )
 
 
-def fedbabu(*, steps: int = 10, lr: float | None = None) -> Method:
+def fedbabu(*, steps: Count = 10, lr: Positive | None = None) -> Method:
     """Train the body below a fixed initial classifier, and fine-tune the whole network for each client.
 
     Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification" (ICLR). The client's own
@@ -47,8 +44,6 @@ def fedbabu(*, steps: int = 10, lr: float | None = None) -> Method:
     Args:
       steps: local steps of fine-tuning, >= 1.
       lr: learning rate of fine-tuning, > 0; null: the client learning rate of the round.
-    Raises:
-      ValueError: steps < 1, or lr <= 0.
     """
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:

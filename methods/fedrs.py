@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
+from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, Share
 
 
-def fedrs(*, alpha: float = 0.5) -> Method:
+def fedrs(*, alpha: Share = 0.5) -> Method:
     """Restricted softmax: cross-entropy of o_c = s_c <W_c, h> + b_c.
 
     Li, Zhan 2021 (KDD, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data"):
@@ -20,10 +20,7 @@ def fedrs(*, alpha: float = 0.5) -> Method:
     Args:
       alpha: scale of an absent class, in [0, 1]; 1 is plain cross-entropy. 0 gives absent classes the logit b_c, not minus
         infinity.
-    Raises:
-      ValueError: alpha out of range.
     """
-    require("fedrs: alpha", alpha, 0 <= alpha <= 1, "in [0, 1]", "0.5 is the paper's, 1 is plain cross-entropy")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         scale = torch.where(client.class_counts > 0, 1.0, alpha)

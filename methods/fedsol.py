@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, LossFn, Method, Outputs, require
+from raysim.core.method import Amount, Batch, ClientView, GradFn, LossFn, Method, Outputs, Positive
 
 #: Shorter gradients of the proximal loss are rounding errors of float32.
 FLOOR = 1e-6
 
 
-def fedsol(*, rho: float = 1.0, form: Literal["fixed", "adaptive"] = "fixed", temperature: float = 3.0) -> Method:
+def fedsol(*, rho: Amount = 1.0, form: Literal["fixed", "adaptive"] = "fixed", temperature: Positive = 3.0) -> Method:
     """The gradient of the loss at y + ε, where ε climbs the proximal loss at y.
 
     Lee et al. 2024 (CVPR) and their code, per batch, with u the gradient at y of KL(softmax(f_s / T) || softmax(f_y / T)):
@@ -32,11 +32,7 @@ def fedsol(*, rho: float = 1.0, form: Literal["fixed", "adaptive"] = "fixed", te
       rho: length of the perturbation, >= 0. The released configurations use 1.
       form: one of the two perturbations in the table above, both from the released code.
       temperature: T of the distillation, > 0.
-    Raises:
-      ValueError: rho < 0 or temperature <= 0.
     """
-    require("fedsol: rho", rho, rho >= 0, ">= 0", "0 is FedAvg, 1 is common")
-    require("fedsol: temperature", temperature, temperature > 0, "> 0", "3 is common")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         if rho == 0:

@@ -16,7 +16,7 @@ from methods.granularity import spread
 from methods.scored import ClientScore, Granularity, Part, inverse_weights, part_of, weights_from_score
 from raysim.base.counting import counts_with, counts_without
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, State, require
+from raysim.core.method import Amount, ClientView, Count, Method, State
 from raysim.core.weights import Weights, normalised
 
 Norm = Literal["l1", "l2", "spectral", "update", "update-l1"]
@@ -29,13 +29,13 @@ def fedvg(
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
     val_mode: Annotated[Literal["train", "eval"], counts_without("norm", "update", "update-l1")] = "train",
-    every: int = 1,
+    every: Count = 1,
     one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral")] = "block",
     as_in: Annotated[
         Literal["release"] | None,
         counts_without("norm", "update", "update-l1") | counts_with("granularity", "layer", "auto"),
     ] = None,
-    eps: float = 1e-8,
+    eps: Amount = 1e-8,
 ) -> Method:
     """A client's weight is inverse to the size of the validation gradient at its model.
 
@@ -82,10 +82,9 @@ def fedvg(
     A buffer has the weight of the first tensor of its layer; a parameter without the chosen kind of norm has the weight
     of its layer block.
     Raises:
-      ValueError: eps < 0, every < 1, or options that do not go together; or, when the run starts, a spectral norm of
-        leaves without any tensor of two axes.
+      ValueError: options that do not go together; or, when the run starts, a spectral norm of leaves without any tensor of
+        two axes.
     """
-    require("fedvg: eps", eps, eps >= 0, ">= 0", "the paper's code uses 1e-8")
     if as_in and one_axis != "block":
         raise ValueError(f"fedvg: as_in {as_in!r} sets one_axis; remove one_axis or as_in")
     buffers = "uniform" if as_in else "layer"

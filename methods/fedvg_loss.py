@@ -9,7 +9,7 @@ from torch import Tensor
 
 from methods.scored import ClientScore, Part, inverse_weights, weights_from_score
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, require
+from raysim.core.method import Amount, ClientView, Count, Method
 from raysim.core.weights import Weights
 
 
@@ -18,9 +18,9 @@ def fedvg_loss(
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
     val_mode: Literal["train", "eval"] = "train",
-    every: int = 1,
+    every: Count = 1,
     as_in: Literal["release"] | None = None,
-    eps: float = 1e-8,
+    eps: Amount = 1e-8,
 ) -> Method:
     """A client's weight is inverse to the loss of its model on the server's validation data.
 
@@ -41,10 +41,7 @@ def fedvg_loss(
       eps: the constant of eq. 5, >= 0.
     Degenerate cases: a client without a step, or with a non-finite loss, gets weight 0; if no client is left, the global
     model stays.
-    Raises:
-      ValueError: eps < 0 or every < 1.
     """
-    require("fedvg_loss: eps", eps, eps >= 0, ">= 0", "the paper's code uses 1e-8")
 
     def measure(client: ClientView) -> Tensor:
         loss = torch.tensor([client.validation_loss(val_mode)], dtype=torch.float64)

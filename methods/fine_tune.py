@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raysim.core.method import ClientView, Method, require
+from raysim.core.method import ClientView, Count, Method, Positive
 
 
-def fine_tune(*, steps: int = 10, lr: float | None = None) -> Method:
+def fine_tune(*, steps: Count = 10, lr: Positive | None = None) -> Method:
     """Score the global model after fine-tuning on each client's examples; the global model trains as without this method.
 
     Yu, Bagdasaryan and Shmatikov 2020, "Salvaging Federated Learning by Local Adaptation" (arXiv:2002.04758).
@@ -18,11 +18,7 @@ def fine_tune(*, steps: int = 10, lr: float | None = None) -> Method:
     Args:
       steps: local steps of fine-tuning, >= 1.
       lr: learning rate of fine-tuning, > 0; null: the client learning rate of the round.
-    Raises:
-      ValueError: steps < 1, or lr <= 0.
     """
-    require("fine_tune: steps", steps, steps >= 1, ">= 1", "10 is common")
-    require("fine_tune: lr", lr, lr is None or lr > 0, "> 0")
 
     def own_model(client: ClientView) -> Tensor:
         return client.train(client.start_state, steps=steps, lr=lr)

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raysim.base.counting import counts_with
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import Batch, ClientView, Method, ServerView, State, Vector, require
+from raysim.core.method import Batch, ClientView, Count, Method, ServerView, State, Vector
 from raysim.core.weights import RightMap, Weights, refuse_factors
 
 #: Floats of per-example gradients that are held at once: 256 MiB.
@@ -25,7 +25,7 @@ MAMMOTH_CONSTANT = 1e-12
 
 
 def fisher(
-    *, num_examples: Annotated[int, counts_with("as_in", None)] = 4096, as_in: Literal["fed-mammoth"] | None = None
+    *, num_examples: Annotated[Count, counts_with("as_in", None)] = 4096, as_in: Literal["fed-mammoth"] | None = None
 ) -> Method:
     """w = sum_k a_k F_k y_k / sum_k a_k F_k, element by element, with a_k the aggregation weights given.
 
@@ -43,10 +43,7 @@ def fisher(
         code takes gradients at pixels that were not normalised, unlike the inputs of training; raysim takes the model's
         own inputs.
     Degenerate cases: clients of weight 0 have no effect; if all clients have weight 0, the model does not change.
-    Raises:
-      ValueError: num_examples < 1.
     """
-    require("fisher: num_examples", num_examples, num_examples >= 1, ">= 1")
     is_mammoth = as_in == "fed-mammoth"
 
     def report(client: ClientView) -> dict[str, Vector | float]:

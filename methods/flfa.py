@@ -22,7 +22,7 @@ from methods.feedback import (
 )
 from raysim.base.counting import counts_without
 from raysim.core.layout import Layout, Leaf
-from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State, require
+from raysim.core.method import ClientView, Count, LayerOp, Message, Method, ServerView, State
 from raysim.core.seeding import derive_seed
 
 Candidates = Literal["all", "pointwise"] | list[str]
@@ -31,7 +31,7 @@ Spans = list[tuple[int, int]]  # (start, end) of some leaves in the vector
 
 def flfa(
     *,
-    num_layers: int = 1,
+    num_layers: Count = 1,
     candidates: Candidates = "all",
     first_layer: bool = True,
     strategy: Literal["auto", "lowest", "highest"] = "auto",
@@ -73,9 +73,8 @@ def flfa(
         scale.
       seed: seed of the random feedback.
     Raises:
-      ValueError: num_layers < 1 or above the number of candidates; no or unknown candidates.
+      ValueError: num_layers above the number of candidates; no or unknown candidates.
     """
-    require("flfa: num_layers", num_layers, num_layers >= 1, ">= 1", "leave flfa out for plain backpropagation")
 
     layers_of = functools.partial(candidate_layers, candidates=candidates, first_layer=first_layer)
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from methods.dp import require_accounting, require_mechanism, stateless_init
-from raysim.base.counting import counts_without
-from raysim.core.method import ClientView, Method, ServerView, State, Update
+from methods.dp import Delta, Noise, private_init, require_accounting
+from raysim.core.method import ClientView, Method, Positive, ServerView, State, Update
 
 #: Methods whose reports depend on the sent update and on the server's validation data alone.
 POST_PROCESSING = frozenset({"fedvg", "fedvg_loss", "fedvg_cosine"})
 
 
-def local_dp(
-    *, clip: float = 1.0, noise: float = 1.0, delta: Annotated[float, counts_without("noise", 0.0)] = 1e-5
-) -> Method:
+def local_dp(*, clip: Positive = 1.0, noise: Noise = 1.0, delta: Delta = 1e-5) -> Method:
     """Clip each update and add Gaussian noise at the client, so that even the server learns little about the examples.
 
     The Gaussian mechanism (Dwork and Roth 2014, appendix A) at the client, with clip S and noise z. Client k sends
@@ -35,9 +31,8 @@ def local_dp(
       noise: z, standard deviation of the noise in each entry as a multiple of the clip, >= 0; with 0 epsilon is infinite.
       delta: delta of (epsilon, delta)-privacy, in (0, 1).
     Raises:
-      ValueError: an option out of its range; when the run is checked, shared buffers or no dp-accounting.
+      ValueError: when the run is checked, shared buffers or no dp-accounting.
     """
-    require_mechanism("local_dp", clip, noise, delta)
 
     def outgoing(update: Update, client: ClientView) -> Update:
         client.memory["num_rounds"] = client.memory.get("num_rounds", 0) + 1
@@ -55,7 +50,7 @@ def local_dp(
 
     return Method(
         "local_dp",
-        init=stateless_init("local_dp"),
+        init=private_init("local_dp"),
         outgoing=outgoing,
         report=lambda client: {"num_rounds": client.memory.get("num_rounds", 0)},
         server_update=server_update,

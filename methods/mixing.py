@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from methods import voters
-from raysim.core.method import Method, RunSizes, ServerView, State, Value
+from raysim.core.method import Count, Method, RunSizes, ServerView, State, Value
 from raysim.core.weights import Weights
 
 #: Rules that are functions of the updates alone; other rules also use reports or the server's validation set.
@@ -61,7 +61,7 @@ def nnm(*, attackers: float = 0.2) -> Method:
     return _mixing("nnm", matrix, lambda num: num)
 
 
-def bucketing(*, size: int = 2) -> Method:
+def bucketing(*, size: Count = 2) -> Method:
     """Replace the updates, before a robust rule, by means of a few updates drawn at random without replacement.
 
     Karimireddy, He, Jaggi 2022 (ICLR, arXiv:2006.09365), algorithm 1, with n clients in a random order pi:
@@ -73,10 +73,7 @@ def bucketing(*, size: int = 2) -> Method:
 
     Args:
       size: s, clients of a bucket, >= 1; 2 in the paper's experiments.
-    Raises:
-      ValueError: size < 1.
     """
-    voters.refuse_out_of_range("bucketing", size=size)
 
     def matrix(server: ServerView) -> Tensor:
         num = int(server.is_active.sum())

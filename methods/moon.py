@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.univarfl import directions
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
+from raysim.core.method import Amount, Batch, ClientView, LossFn, Method, Outputs, Positive
 
 
-def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "random"] = "none") -> Method:
+def moon(*, mu: Amount = 1.0, temperature: Positive = 0.5, first: Literal["none", "random"] = "none") -> Method:
     """Adds mu times a model-contrastive loss to the loss.
 
     Li, He, Song 2021 (CVPR), with z, z_g, z_p the features of one image under the current, the broadcast and
@@ -28,11 +28,7 @@ def moon(*, mu: float = 1.0, temperature: float = 0.5, first: Literal["none", "r
       temperature: T of the contrastive loss, > 0.
       first: previous model of a client that has never trained. "none": no contrastive term; "random" (the authors'
         code): no term in the first round, later a randomly initialised network, drawn for the client.
-    Raises:
-      ValueError: mu < 0 or temperature <= 0.
     """
-    require("moon: mu", mu, mu >= 0, ">= 0", "0 is FedAvg, 1 is common")
-    require("moon: temperature", temperature, temperature > 0, "> 0", "0.5 is common")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         previous = client.memory.get("previous") if mu else None

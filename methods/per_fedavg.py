@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, require
+from raysim.core.method import Batch, ClientView, GradFn, Method, Positive
 
 
-def per_fedavg(*, alpha: float = 0.01, delta: float | None = None) -> Method:
+def per_fedavg(*, alpha: Positive = 0.01, delta: Positive | None = None) -> Method:
     """Take local steps along the gradient of F(w - alpha * gradient of F at w).
 
     Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning: A Meta-Learning Approach" (NeurIPS), Algorithm 1.
@@ -21,11 +21,7 @@ def per_fedavg(*, alpha: float = 0.01, delta: float | None = None) -> Method:
       alpha: length of the step of adaptation, > 0.
       delta: length of the finite difference that gives the product with the Hessian, > 0; null: first-order, without
         the product. 0.001 is common.
-    Raises:
-      ValueError: alpha <= 0 or delta <= 0.
     """
-    require("per_fedavg: alpha", alpha, alpha > 0, "> 0", "0.01 is common")
-    require("per_fedavg: delta", delta, delta is None or delta > 0, "> 0", "0.001 is common")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:
         def gradient(params: Tensor, batch: Batch) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raysim.core.method import Batch, ClientView, GradFn, Method, require
+from raysim.core.method import Batch, ClientView, Count, GradFn, Method, Positive, require
 
 
-def pfedme(*, lam: float = 15.0, inner_steps: int = 5, inner_lr: float = 0.01) -> Method:
+def pfedme(*, lam: Positive = 15.0, inner_steps: Count = 5, inner_lr: float = 0.01) -> Method:
     """Take local steps along lam * (w - θ), where θ approximately minimises f(θ; batch) + lam / 2 * ||θ - w||^2.
 
     T. Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes" (NeurIPS), Algorithm 1. θ
@@ -21,10 +21,8 @@ def pfedme(*, lam: float = 15.0, inner_steps: int = 5, inner_lr: float = 0.01) -
       inner_steps: K, gradient steps for θ, >= 1.
       inner_lr: learning rate of θ, > 0. inner_lr * lam above 2 diverges.
     Raises:
-      ValueError: lam <= 0, inner_steps < 1, inner_lr <= 0, or inner_lr * lam >= 2.
+      ValueError: inner_lr <= 0, or inner_lr * lam >= 2.
     """
-    require("pfedme: lam", lam, lam > 0, "> 0", "15 is the paper's")
-    require("pfedme: inner_steps", inner_steps, inner_steps >= 1, ">= 1", "5 is the paper's")
     require("pfedme: inner_lr", inner_lr, 0 < inner_lr * lam < 2, f"between 0 and {2 / lam:g}, which is 2 / lam")
 
     def grads(inner: GradFn, client: ClientView) -> GradFn:

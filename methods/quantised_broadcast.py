@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from methods.compression import Encoded, num_bytes, packed, unpacked
+from methods.compression import Sent, packed_bytes
+from raysim.base.options import Bounds
 from raysim.core.layout import Layout
-from raysim.core.method import Message, Method, ServerView, State, require
+from raysim.core.method import Message, Method, ServerView, State
 from raysim.core.seeding import torch_generator
 
 
-def quantised_broadcast(*, bits: int = 8) -> Method:
+def quantised_broadcast(*, bits: Annotated[int, Bounds(ge=1, le=8)] = 8) -> Method:
     """Round the broadcast model at random, without bias, to 2^bits levels between the extremes of each leaf.
 
     Probabilistic quantization of Konečný et al. 2016 (arXiv:1610.05492), section 3.2, on the downlink as in Caldas et al.
@@ -23,10 +26,7 @@ def quantised_broadcast(*, bits: int = 8) -> Method:
 
     Args:
       bits: number of bits of each parameter, 1 to 8.
-    Raises:
-      ValueError: bits out of its range.
     """
-    require("quantised_broadcast: bits", bits, 1 <= bits <= 8, "1 to 8", "8 is a start")
 
     def init(params: Tensor, layout: Layout) -> State:
         return {"seed": 0, "leaves": [[leaf.offset, leaf.end] for leaf in layout.params if leaf.is_shared]}
@@ -34,9 +34,8 @@ def quantised_broadcast(*, bits: int = 8) -> Method:
     def broadcast(message: Message, state: State) -> Message:
         sent, size, generator = message.params.clone(), 0, torch_generator(state["seed"])
         for start, end in state["leaves"]:
-            encoded = rounded(sent[start:end], bits, generator)
-            sent[start:end] = restored(encoded, end - start, bits)
-            size += num_bytes(encoded)
+            sent[start:end], num_bytes = rounded(sent[start:end], bits, generator)
+            size += num_bytes
         return Message(sent, message.fields, size)
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:
@@ -47,18 +46,10 @@ def quantised_broadcast(*, bits: int = 8) -> Method:
     return Method("quantised_broadcast", init=init, broadcast=broadcast, server_update=server_update, claims=claims)
 
 
-def rounded(values: Tensor, bits: int, generator: torch.Generator) -> Encoded:
-    """Return encoded levels and bounds of values [n], rounded at random without bias."""
+def rounded(values: Tensor, bits: int, generator: torch.Generator) -> Sent:
+    """Round values [n] at random, without bias, to 2^bits levels between their extremes, which take 8 bytes."""
     low, high = values.aminmax()
     exact = (values - low) * ((2**bits - 1) / (high - low).clamp_min(torch.finfo(torch.float32).tiny))
-    level = (exact.floor() + (torch.rand(len(values), generator=generator) < exact - exact.floor())).clamp(
-        max=2**bits - 1
-    )
-    return {"bounds": torch.stack([low, high]).numpy(), "codes": packed(level.byte().numpy(), bits)}
-
-
-def restored(encoded: Encoded, size: int, bits: int) -> Tensor:
-    """Return the decoded values, [size]."""
-    low, high = encoded["bounds"].tolist()
-    levels = torch.from_numpy(unpacked(encoded["codes"], size, bits)).float()
-    return levels.mul_((high - low) / (2**bits - 1)).add_(low)
+    level = exact.floor() + (torch.rand(len(values), generator=generator) < exact - exact.floor())
+    step = (float(high) - float(low)) / (2**bits - 1)
+    return level.clamp(max=2**bits - 1) * step + float(low), packed_bytes(len(values), bits) + 8

@@ -12,12 +12,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
 from raysim.base.counting import counts_with
 from raysim.core.layout import Leaf
-from raysim.core.method import ClientView, Method, ServerView, require
+from raysim.core.method import ClientView, Method, ServerView, Share
 from raysim.core.weights import RightMap, Weights
 
 
 def regmean(
-    *, shrink: Annotated[float, counts_with("as_in", None)] = 0.9, as_in: Literal["fed-mammoth"] | None = None
+    *, shrink: Annotated[Share, counts_with("as_in", None)] = 0.9, as_in: Literal["fed-mammoth"] | None = None
 ) -> Method:
     """W = (sum_k W_k G_k)(sum_k G_k)^-1 for every linear layer, with G_k = X_k' X_k of the layer's inputs at client k.
 
@@ -34,10 +34,7 @@ def regmean(
       as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, and G_k is not divided by its number of rows. The code also
         uses augmented inputs and sums in float32; raysim does not.
     Degenerate cases: clients without a step have weight 0; if no client took a step, nothing changes.
-    Raises:
-      ValueError: shrink out of range.
     """
-    require("regmean: shrink", shrink, 0 <= shrink <= 1, "in [0, 1]", "0.9 is the paper's, 1 is none")
     if as_in == "fed-mammoth":
         shrink = 0.5
 

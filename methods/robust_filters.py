@@ -10,13 +10,13 @@ from torch import Tensor
 
 from methods import voters
 from methods.agreement import agreements_of, cosines_of
-from methods.voters import bounding, gram_of, report_norm, scaled, voting
+from methods.voters import Iterations, bounding, gram_of, report_norm, scaled, voting
 from raysim.core.layout import Layout
-from raysim.core.method import Method, ServerView, State, Value
+from raysim.core.method import Count, Fraction, Method, Positive, ServerView, State, Value, require
 from raysim.core.weights import Weights
 
 
-def norm_bounding(*, bound: float | None = None) -> Method:
+def norm_bounding(*, bound: Positive | None = None) -> Method:
     """Updates longer than a bound are scaled down to it, then averaged with the weights of the round.
 
     Sun, Kairouz, Suresh, McMahan 2019 (arXiv:1911.07963), their norm thresholding, without noise:
@@ -31,10 +31,7 @@ def norm_bounding(*, bound: float | None = None) -> Method:
     Args:
       bound: b, largest norm of an update, > 0. null: the median of the norms in the round; fewer than half of the
         clients cannot move this bound beyond the norms of the others.
-    Raises:
-      ValueError: bound <= 0.
     """
-    voters.refuse_out_of_range("norm_bounding", bound=1.0 if bound is None else bound)
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
         if not bool(server.is_active.any()):
@@ -105,7 +102,7 @@ def clipped_clustering() -> Method:
     return replace(base, name=name, init=init, report=report_norm, server_update=step, claims=claims)
 
 
-def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) -> Method:
+def sign_guard(*, lower: Positive = 0.1, upper: Positive = 3.0, share: Fraction = 0.1) -> Method:
     """Leaves out updates of unusual length or with unusual numbers of positive, zero and negative entries.
 
     SignGuard, Xu, Huang, Song, Lan 2022 (ICDCS, arXiv:2109.05872), algorithm 2. With M the median of the norms:
@@ -126,12 +123,9 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
       share: share of the shared parameters whose signs are read, in (0, 1], each drawn independently in every round;
         0.1 in the paper.
     Raises:
-      ValueError: an option out of range.
+      ValueError: lower > upper.
     """
-    voters.refuse_out_of_range("sign_guard", lower=lower, upper=upper, share=share)
-    if lower > upper or share > 1:
-        what = f"lower must be <= upper and share <= 1, got {lower}, {upper} and {share}"
-        raise ValueError(f"sign_guard: {what}; the paper has 0.1, 3 and 0.1")
+    require("sign_guard: lower", lower, lower <= upper, f"<= upper, {upper}", "the paper has 0.1 and 3")
 
     def measure(server: ServerView) -> tuple[Tensor, Tensor]:
         counts = torch.stack(voters.map_voters(server, _signs, None, voters.mask_of(server, share)[None])).sum(dim=0)
@@ -152,7 +146,7 @@ def sign_guard(*, lower: float = 0.1, upper: float = 3.0, share: float = 0.1) ->
     return voting("sign_guard", measure, decide, lambda measured, _: bounding(measured[0], 1.0), report=report_norm)
 
 
-def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_000) -> Method:
+def dnc(*, attackers: float = 0.2, iterations: Iterations = 1, coordinates: Count = 10_000) -> Method:
     """Leaves out the updates that stand out most in the direction in which the updates differ most.
 
     Divide and conquer, Shejwalkar and Houmansadr 2021 (NDSS), algorithm 2, of n clients of whom f attack; `iterations` times:
@@ -172,11 +166,10 @@ def dnc(*, attackers: float = 0.2, iterations: int = 1, coordinates: int = 10_00
       coordinates: average number of parameters in the sample, > 0; each parameter is drawn independently. A model with
         fewer parameters is used as a whole.
     Raises:
-      ValueError: an option out of range.
+      ValueError: attackers out of range.
       MethodError: in a round, so few clients that all would be left out.
     """
     count_of = voters.counter("dnc", "attackers", attackers)
-    voters.refuse_out_of_range("dnc", iterations=iterations, coordinates=coordinates)
 
     def measure(server: ServerView) -> list[Tensor]:
         return [gram_of(server, share=coordinates / len(server.start)) for _ in range(iterations)]

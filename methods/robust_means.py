@@ -8,8 +8,8 @@ from torch import Tensor
 
 from methods import voters
 from methods.moments import one_thread
-from methods.voters import gram_of, merging_columns, squared_distances
-from raysim.core.method import Method, ServerView, State, Value
+from methods.voters import Iterations, gram_of, merging_columns, squared_distances
+from raysim.core.method import Count, Method, Positive, ServerView, State, Value
 from raysim.core.weights import normalised
 
 
@@ -54,7 +54,7 @@ def trimmed_mean(*, trim: float = 0.1) -> Method:
     return merging_columns("trimmed_mean", _trimmed_means, cut, fits=fits)
 
 
-def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Method:
+def geometric_median(*, iterations: Iterations = 100, smoothing: Positive = 1e-6) -> Method:
     """The update is the point with the lowest weighted sum of distances to the clients' updates.
 
     RFA, Pillutla, Kakade, Harchaoui (IEEE TSP 2022, arXiv:1912.13445), algorithm 2, smoothed Weiszfeld. With alpha_k the
@@ -73,10 +73,7 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
       iterations: number of Weiszfeld steps, >= 1. The paper needs a secure sum for each step, and stops after a few
         steps.
       smoothing: nu > 0, the distance below which clients have equal weight, in units of the update; 1e-6 in the paper.
-    Raises:
-      ValueError: an option out of range.
     """
-    voters.refuse_out_of_range("geometric_median", iterations=iterations, smoothing=smoothing)
 
     def decide(gram: Tensor, server: ServerView) -> Tensor:
         alpha = share = normalised(server.num_examples[server.is_active].double())
@@ -87,7 +84,7 @@ def geometric_median(*, iterations: int = 100, smoothing: float = 1e-6) -> Metho
     return voters.voting("geometric_median", gram_of, decide)
 
 
-def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
+def centered_clipping(*, tau: Positive = 10.0, iterations: Iterations = 1) -> Method:
     """The server's last update moves by the mean of the clients' differences from it, each clipped to length tau.
 
     Karimireddy, He, Jaggi 2021 (ICML, arXiv:2012.10333), centered clipping, from v = the update of the round before (0 at first):
@@ -105,10 +102,7 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
       tau: clipping length, > 0, in units of the update. Choose tau well below the distance of attackers from v, and not
         below the distance of honest clients.
       iterations: number of repetitions of the rule, >= 1; 1 in the paper's experiments.
-    Raises:
-      ValueError: an option out of range.
     """
-    voters.refuse_out_of_range("centered_clipping", tau=tau, iterations=iterations)
 
     def merged(state: State, server: ServerView) -> tuple[Tensor, State]:
         gram = gram_of(server, state["center"])
@@ -126,7 +120,7 @@ def centered_clipping(*, tau: float = 10.0, iterations: int = 1) -> Method:
     return voters.merging("centered_clipping", merged, init=lambda params, layout: {"center": torch.zeros_like(params)})
 
 
-def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
+def krum(*, attackers: float = 0.2, select: Count = 1) -> Method:
     """Return the update closest to its n - f - 2 nearest neighbours, or the mean of several.
 
     Blanchard, El Mhamdi, Guerraoui, Stainer 2017 (NeurIPS), section 4, of n clients of whom f attack:
@@ -141,12 +135,10 @@ def krum(*, attackers: float = 0.2, select: int = 1) -> Method:
       attackers: f: a whole number, or a share below 1 of the clients of a round, rounded up to whole clients.
       select: m, number of clients that are averaged.
     Raises:
-      ValueError: an option out of range.
+      ValueError: attackers out of range.
       MethodError: in a round, too few clients: n < 2f + 3 or n < f + m.
     """
     count_of = voters.counter("krum", "attackers", attackers)
-    voters.refuse_out_of_range("krum", select=select)
-
     mend = "lower attackers or select"
 
     def least(num: int) -> int:

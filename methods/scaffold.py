@@ -11,12 +11,12 @@ from methods.fednova import effective_steps
 from methods.moments import mean_gradient
 from raysim.base.counting import counts_without
 from raysim.core.layout import Layout
-from raysim.core.method import Batch, ClientView, GradFn, Message, Method, ServerView, State, Vector, require
+from raysim.core.method import Batch, ClientView, GradFn, Message, Method, Positive, ServerView, State, Vector, require
 
 
 def scaffold(
     *,
-    server_lr: float = 1.0,
+    server_lr: Positive = 1.0,
     option: Annotated[Literal["i", "ii"], counts_without("as_in", "fl-bench")] = "ii",
     as_in: Literal["fl-bench", "niid-bench"] | None = None,
 ) -> Method:
@@ -52,10 +52,7 @@ def scaffold(
         over the local data.
       as_in: "fl-bench": the rule behind FedVG's tables, needs option ii; "niid-bench": participants are averaged by
         their numbers of examples.
-    Raises:
-      ValueError: server_lr <= 0.
     """
-    require("scaffold: server_lr", server_lr, server_lr > 0, "> 0", "1.0 is common")
     keeps_control = as_in != "fl-bench"
 
     def init(params: Tensor, layout: Layout) -> State:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, ServerView, State, require
+from raysim.core.method import ClientView, Method, ServerView, State
 from raysim.core.weights import RightMap, Weights, normalised
 
 Granularity = Literal["model", "layer", "block", "auto"]
@@ -75,10 +75,7 @@ def weights_from_score(
       mix: "average" takes the mean of these weights and the given weights.
       every: rounds between reports, see `reported`.
       needs, init: see `Method`.
-    Raises:
-      ValueError: every < 1.
     """
-    require(f"{name}: every", every, every >= 1, ">= 1", "1 scores in each round")
 
     def weigh(weights: Weights, server: ServerView) -> Weights:
         part = part_of(server.layout, leaves)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.base.counting import counts_with
-from raysim.core.method import Batch, ClientView, LossFn, Method, Outputs, require
+from raysim.core.method import Amount, Batch, ClientView, LossFn, Method, Outputs, Positive, Whole
 
 #: Rows of features shorter than this have no direction.
 FLOOR = 1e-12
@@ -24,14 +24,14 @@ Form = Literal["masked", "literal"]
 
 def univarfl(
     *,
-    mu: float = 0.5,
-    lam: float | None = None,
-    eps: Annotated[float, counts_with("uniformity", "energy")] = EPS,
+    mu: Amount = 0.5,
+    lam: Amount | None = None,
+    eps: Annotated[Positive, counts_with("uniformity", "energy")] = EPS,
     form: Annotated[Form, counts_with("uniformity", "energy")] = "masked",
     variance: Variance = "biased",
     spread: Spread = "variance",
     uniformity: Literal["energy", "kernel"] = "energy",
-    warmup: int = 0,
+    warmup: Whole = 0,
 ) -> Method:
     """Adds classifier variance L_V and hyperspherical energy L_HE to the loss.
 
@@ -64,13 +64,7 @@ def univarfl(
         `gaussian_kernel`.
       warmup: number of rounds over which mu grows (ours): mu min(1, t / warmup) in round t, counted from 0. With 0, mu
         has its full value from the start. lam has no warm-up.
-    Raises:
-      ValueError: mu or lam < 0, eps <= 0, warmup < 0.
     """
-    for name, value in (("mu", mu), ("lam", lam or 0.0)):
-        require(f"univarfl: {name}", value, value >= 0, ">= 0", "0 removes the term")
-    require("univarfl: eps", eps, eps > 0, "> 0", f"equal features would divide by zero, {EPS:g} is safe")
-    require("univarfl: warmup", warmup, warmup >= 0, ">= 0 rounds", "0 has the whole mu from the start")
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
         energy = mu * min(1.0, client.round_index / warmup) if warmup else mu

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from methods.moments import one_thread
 from raysim.base.errors import MethodError
+from raysim.base.options import Bounds
 from raysim.base.texts import round_name
 from raysim.core.layout import Layout
-from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value, require
+from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value
 from raysim.core.weights import Weights, normalised, scale
 
 #: Hooks without effect beside a rule that computes the update itself -> reason.
@@ -27,6 +28,9 @@ NO_WEIGHTS = {"weigh": "every client's update counts the same, so weights would 
 Rule = Callable[..., Any]
 Measure = Callable[[ServerView], Any]
 Decision = Callable[[Any, ServerView], Tensor]
+
+#: Number of iterations; more would take hours.
+Iterations = Annotated[int, Bounds(ge=1, le=100_000)]
 
 
 def voting(name: str, measure: Measure, decide: Decision, scale: Decision | None = None, **fields: Any) -> Method:
@@ -146,14 +150,6 @@ def counter(name: str, option: str, value: float, below: float = 1.0) -> Callabl
     if value < 0 or (value >= below and value != int(value)):
         raise ValueError(f"{name}: {option} must be a whole number or a share in [0, {below:g}), got {value}; try 0.1")
     return lambda num: int(value) if value >= 1 else math.ceil(value * num - 1e-9)  # 0.07 * 100 is above 7
-
-
-def refuse_out_of_range(name: str, **options: float) -> None:
-    """Raise ValueError for an option that is not above 0, or more than 100,000 iterations, which would take hours."""
-    iterations = options.get("iterations", 1)
-    require(f"{name}: iterations", iterations, iterations <= 100_000, "at most 100000")
-    for option, value in options.items():
-        require(f"{name}: {option}", value, value > 0, "> 0", "remove the option for the default")
 
 
 def fewest(least: Callable[[int], int], options: str) -> Callable[[RunSizes], str]:

@@ -33,7 +33,7 @@ FULL_FOLDERS: dict[str, int] = {}
 #: last: data.fraction, for quick tries on a part of a set, data.scale_targets, without which costs in EUR diverge, and
 #: progress, for numbers that a method is for, and resources.device, without which a run cannot be held to one kind of
 #: device, on which its bits depend, and local.compile, without which a card waits for Python between small operations.
-NUM_KEYS = 150
+NUM_KEYS = 149
 
 #: Name of files in several rooms -> why.
 SAME_NAME = {
@@ -46,22 +46,7 @@ SAME_NAME = {
 }
 
 #: Names of public functions that stand in two files. Verbs and their functions: main, prepare, recipes, report, run, tune.
-SAME_FUNCTIONS = {
-    *(
-        "directions",
-        "factors_of",
-        "main",
-        "named",
-        "packed",
-        "prepare",
-        "recipes",
-        "report",
-        "run",
-        "tune",
-        "uniform",
-        "whole",
-    )
-}
+SAME_FUNCTIONS = {*("directions", "main", "named", "prepare", "recipes", "report", "run", "tune", "uniform", "whole")}
 
 
 def test_no_class_is_too_long():

@@ -21,7 +21,8 @@ MIN_LEAF = 5
 #: Coefficients are shares of a sum, so a cell that comes out at 0 or below (an empty one may) is lifted to this.
 SMALLEST = 1e-6
 
-FEATURES = ("importance_a", "importance_b", "num_examples")
+#: Features of the forest -> column of the rows.
+FEATURES = {"importance_a": "quantile_a", "importance_b": "quantile_b"}
 
 
 def rows_of_run(
@@ -63,39 +64,32 @@ def quantile_ranks(values: np.ndarray) -> np.ndarray:
 class Explanation:
     """A forest's view of the rows: base + contributions.sum(1) = predictions.
 
-    contributions: (n, features), SHAP values; features: their names; oob_r2: R^2 on what each tree has not seen.
+    contributions: (n, 2), SHAP values of I_A and I_B; oob_r2: R^2 on what each tree has not seen.
     """
 
     base: float
     contributions: np.ndarray
     predictions: np.ndarray
     oob_r2: float
-    features: tuple[str, ...]
 
 
-def explain(rows: pd.DataFrame, *, count_feature: bool, trees: int) -> Explanation:
+def explain(rows: pd.DataFrame, *, trees: int) -> Explanation:
     """A random forest from importances to coefficients, and the SHAP values of its training rows (tree explainer).
 
     Importances are ranks inside their run: a table is applied to quantiles.
-
-    Args:
-      count_feature: n_i is a third feature (appendix B).
     """
     import shap
     from sklearn.ensemble import RandomForestRegressor
 
-    names = ["quantile_a", "quantile_b", *(["num_examples"] if count_feature else [])]
-    inputs = np.ascontiguousarray(rows[names])
+    inputs = np.ascontiguousarray(rows[[*FEATURES.values()]])
     forest = RandomForestRegressor(trees, min_samples_leaf=MIN_LEAF, oob_score=True, random_state=0, n_jobs=1)
     forest.fit(inputs, rows["coefficient"].to_numpy())
     explainer = shap.TreeExplainer(forest)
-    contributions = np.asarray(explainer.shap_values(inputs), dtype=float)
     return Explanation(
         base=float(np.ravel(explainer.expected_value)[0]),
-        contributions=contributions,
+        contributions=np.asarray(explainer.shap_values(inputs), dtype=float),
         predictions=forest.predict(inputs),
         oob_r2=float(forest.oob_score_),
-        features=FEATURES[: contributions.shape[1]],
     )
 
 
@@ -108,7 +102,7 @@ def table_from(explanation: Explanation, bins: np.ndarray) -> tuple[np.ndarray, 
     Args:
       bins: (n, 2) int64, of I_A and I_B.
     """
-    shap_values = explanation.contributions[:, :2]
+    shap_values = explanation.contributions
     table, counts = np.empty((3, 3)), np.zeros((3, 3), np.int64)
     alone = [[_mean(shap_values[bins[:, factor] == level, factor]) for level in range(3)] for factor in (0, 1)]
     for row, column in np.ndindex(3, 3):
@@ -149,12 +143,7 @@ class Result(TypedDict):
 def calibration(rows: pd.DataFrame, explanation: Explanation, settings: dict[str, object]) -> Result:
     """The table of the rows, and the numbers beside it. settings: kept as they are."""
     table, counts = table_from(explanation, rows[["bin_a", "bin_b"]].to_numpy())
-    quantiles = (
-        rows["quantile_a"].to_numpy(),
-        rows["quantile_b"].to_numpy(),
-        quantile_ranks(rows["num_examples"].to_numpy()),
-    )
-    shap_values = dict(zip(explanation.features, explanation.contributions.T, strict=True))
+    shap_values = dict(zip(FEATURES, explanation.contributions.T, strict=True))
     return {
         "table": table.tolist(),
         "cuts": [[float(cut) for cut in pair] for pair in CUTS],
@@ -164,7 +153,7 @@ def calibration(rows: pd.DataFrame, explanation: Explanation, settings: dict[str
         "num_rows": len(rows),
         "num_runs": rows["run"].nunique(),
         "mean_abs_shap": {name: float(np.abs(values).mean()) for name, values in shap_values.items()},
-        "curves": {name: curve(quantiles[place], values) for place, (name, values) in enumerate(shap_values.items())},
+        "curves": {name: curve(rows[FEATURES[name]].to_numpy(), values) for name, values in shap_values.items()},
         "settings": settings,
     }
 

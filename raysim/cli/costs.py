@@ -16,12 +16,13 @@ from raysim.base.settings import Raw, Settings
 from raysim.cli.terminal import MOST_ROWS, LiveLine, command_began, duration, first_of, out, print_table
 from raysim.config import Config, methods_label
 from raysim.engine.device import num_accelerators
+from raysim.engine.schedule import fitting
 from raysim.folders.storage import Copy
 from raysim.launch import checked_run, checked_sweep
 from raysim.plan.build import Plan
 from raysim.plan.check import check
 from raysim.plan.cost import Rates, RunCost, cost_of, measure_all, seconds_of
-from raysim.plan.resources import resolve_resources
+from raysim.plan.resources import resolve_resources, share_of
 from raysim.tuning.outcome import outcome
 from raysim.tuning.planner import SweepTrial
 
@@ -110,9 +111,8 @@ def _trainers(config: Config) -> int:
     """Return the number of trainers that fit on this machine at once, ignoring custom resources."""
     room = _machine() | dict.fromkeys(config.resources.custom, 1e6)
     taken = resolve_resources(config, [room], may_grow=True)
-    needs = {"CPU": taken.cpus_per_trainer, "GPU": taken.gpus_per_trainer if room["GPU"] else 0.0}
-    fits = min(int(room[name] / each + 1e-9) for name, each in needs.items() if each)
-    return max(1, min(taken.trainers, fits))
+    share = {name: each for name, each in share_of(taken, config).items() if room[name]}
+    return max(1, min(taken.trainers, fitting(room, share)))
 
 
 def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s: float) -> Priced:
@@ -120,8 +120,7 @@ def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s
 
     machine = _machine()
     bundles = [bundle for bundle in bundles_of(trial.config, machine["GPU"]) if bundle]
-    taken = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in machine}
-    fits = min(int(machine[name] / each + 1e-9) for name, each in taken.items() if each)
+    fits = fitting(machine, {name: each for name, each in bundles[0].items() if name in machine}) // len(bundles)
     trainers, starts = (1, 0.0) if trial.config.is_serial(in_sweep=True) else (len(bundles), STARTS_ON_RAY)
     seconds = seconds_of(trial.cost, rates, trainers) + starts * start_s
     return Priced(trial.config, trial.cost, rates, seconds, max(1, min(fits, most or fits)))

@@ -112,7 +112,7 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
       raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
     """
     from methods.livar.importance import TABLES
-    from raysim.tuning.calibrate import plan_calibration, run_calibration
+    from raysim.tuning.calibrate import FILE, plan_calibration, run_calibration
     from raysim.tuning.calibrate_figures import PUBLISHED
 
     with LiveLine() as line:
@@ -127,8 +127,9 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
         cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
         table.add_row(f"I_A {name}", *cells)
     out.print(table)
-    say(f"table:       {plan.file}")
-    if (base := plan.file.with_suffix(".yaml")).is_file():
+    file = plan.folder / FILE
+    say(f"table:       {file}")
+    if (base := file.with_suffix(".yaml")).is_file():
         say(f"In a run's file:\nbase: {base}")
     say(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}")
 

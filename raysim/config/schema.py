@@ -201,7 +201,6 @@ class CalibrateGroup(Group):
 
     partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
     seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
-    count_feature: bool = key(False, "true: the client's number of examples is a third feature")
     trees: int = key(500, "trees of the random forest", ge=1)
 
 

@@ -51,11 +51,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from raysim.base.options import Bounds
 from raysim.core.layout import Layout
 from raysim.core.seeding import torch_generator
 from raysim.core.weights import Weights
@@ -69,6 +70,16 @@ Sampling = Literal["fixed", "poisson"]
 
 #: A method's server state: its own values by name.
 State = dict[str, Value]
+
+#: Types of options, whose bounds are checked with the configuration.
+Positive = Annotated[float, Bounds(gt=0)]
+Amount = Annotated[float, Bounds(ge=0)]
+Share = Annotated[float, Bounds(ge=0, le=1)]
+Fraction = Annotated[float, Bounds(gt=0, le=1)]
+OpenShare = Annotated[float, Bounds(gt=0, lt=1)]
+Decay = Annotated[float, Bounds(ge=0, lt=1)]
+Count = Annotated[int, Bounds(ge=1)]
+Whole = Annotated[int, Bounds(ge=0)]
 
 
 class Batch(NamedTuple):

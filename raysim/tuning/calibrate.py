@@ -10,7 +10,6 @@ import copy
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from raysim.base.errors import ConfigError, Fault, RaysimError, explained, refus
 from raysim.base.progress import Listener
 from raysim.base.settings import Spec
 from raysim.base.uri import is_uri
-from raysim.config import CalibrateGroup, Config, TuneGroup, located, sound_config
+from raysim.config import Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
@@ -53,30 +52,8 @@ COLUMNS = [
 Raw = Mapping[str, Any]  # a configuration as read
 
 
-@dataclass(frozen=True)
-class CalibrationPlan:
-    """A checked calibration: its settings, and a sweep of two runs for each partition and seed, federated and joint."""
-
-    settings: CalibrateGroup
-    sweep: Sweep
-
-    @property
-    def folder(self) -> Path:
-        return self.sweep.folder
-
-    @property
-    def suffix(self) -> str:
-        """End of the names of written files, so that a forest with a third feature (appendix B) has its own files."""
-        return "_count" if self.settings.count_feature else ""
-
-    @property
-    def file(self) -> Path:
-        """Path of the table: `calibration.json`, or `calibration_count.json`."""
-        return self.folder / f"{Path(FILE).stem}{self.suffix}.json"
-
-
-def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
-    """Return the plan of all runs, checked completely; nothing is started or written.
+def plan_calibration(raw: Raw, source: str) -> Sweep:
+    """Return a sweep of two runs for each partition and seed, federated and joint, checked completely; nothing is started.
 
     Raises:
       ConfigError: every fault of a run; several rounds, joint data, or a first method other than livar.
@@ -94,8 +71,9 @@ def plan_calibration(raw: Raw, source: str) -> CalibrationPlan:
         except ConfigError as error:
             faults += [fault for fault in error.faults if fault not in faults]
     refuse(faults, source)
-    own, folder = Config(name=name, tune=TuneGroup(metric="accuracy")), Path(located(config).storage) / name
-    return CalibrationPlan(group, Sweep(folder, own, tuple(trials), raw, {}, str(folder)))
+    own = Config(name=name, tune=TuneGroup(metric="accuracy"), calibrate=group)
+    folder = Path(located(config).storage) / name
+    return Sweep(folder, own, tuple(trials), raw, {}, str(folder))
 
 
 def _trial(raw: Raw, calibration: str, name: str, partition_seed: int, source: str) -> SweepTrial:
@@ -129,29 +107,29 @@ def _own_faults(config: Config) -> Iterator[Fault]:
         yield Fault("model.pretrained", f"{text}: give weights of a run without model.lora, or default")
 
 
-def run_pairs(plan: CalibrationPlan, listener: Listener) -> None:
+def run_pairs(plan: Sweep, listener: Listener) -> None:
     """Run unfinished runs as trials of a sweep, in parallel as far as resources allow.
 
     Raises:
       ConfigError: a finished run has other settings, or other data. RaysimError: a run failed. Interrupted: a signal.
     """
-    count = len(plan.sweep.trials)
+    count = len(plan.trials)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    if num_finished := sum(end.is_finished for end in start_sweep(plan.sweep).values()):
+    if num_finished := sum(end.is_finished for end in start_sweep(plan).values()):
         listener.say(f"{num_finished} of {count} runs are finished")
     if num_finished == count:
         return
     from raysim.tuning.driver import run_sweep  # Tune
 
-    _, outcomes = run_sweep(plan.sweep, listener)
+    _, outcomes = run_sweep(plan, listener)
     if failed := [f"{name}: {end.message}" for name, end in outcomes.items() if not end.is_finished]:
         mend = "the same command resumes unfinished runs"
         raise RaysimError(f"{len(failed)} of {count} runs failed: {'; '.join(failed)}", str(plan.folder), mend)
 
 
-def rows_of(plan: CalibrationPlan) -> pd.DataFrame:
+def rows_of(plan: Sweep) -> pd.DataFrame:
     """Return the rows of all pairs, in order; see `rows_of_run`."""
-    pairs = dict.fromkeys(trial.name.partition("/")[0] for trial in plan.sweep.trials)
+    pairs = dict.fromkeys(trial.name.partition("/")[0] for trial in plan.trials)
     return pd.concat([_rows(plan.folder, pair) for pair in pairs], ignore_index=True)
 
 
@@ -184,10 +162,8 @@ def _rows(folder: Path, pair: str) -> pd.DataFrame:
         )
 
 
-def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[Path] = ()) -> Result:
+def run_calibration(plan: Sweep, listener: Listener, beside: Sequence[Path] = ()) -> Result:
     """Run, fit and explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
-
-    With calibrate.count_feature all files have other names (`calibration_count.json`); the runs are the same.
 
     Args:
       beside: folders of other calibrations, whose curves are drawn as well.
@@ -201,21 +177,22 @@ def run_calibration(plan: CalibrationPlan, listener: Listener, beside: Sequence[
         is_taken = folder.name == plan.folder.name or folder.name in others
         others[str(folder) if is_taken else folder.name] = read_calibration(folder)
     run_pairs(plan, listener)
-    rows, group = rows_of(plan), plan.settings
+    rows, group = rows_of(plan), plan.base.calibrate
     listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining the forest")
-    explanation = explain(rows, count_feature=group.count_feature, trees=group.trees)
+    explanation = explain(rows, trees=group.trees)
     result = calibration(rows, explanation, group.model_dump(mode="json"))
-    write_file(plan.file, (json.dumps(result, indent=1) + "\n").encode())
+    file = plan.folder / FILE
+    write_file(file, (json.dumps(result, indent=1) + "\n").encode())
     try:
         text = yaml.safe_dump({"methods": [{"livar": {"table": plain_table(result)}}]}, sort_keys=False)
         note = "# LIVAR with this table: the `base:` of a run's file.\n"
-        write_file(plan.file.with_suffix(".yaml"), f"{note}{text}".encode())
+        write_file(file.with_suffix(".yaml"), f"{note}{text}".encode())
     except ValueError as error:
         listener.say(f"no YAML of the table, which livar cannot use ({error})")
     table = rows.to_csv(columns=COLUMNS, index=False, lineterminator="\r\n")
-    write_file(plan.folder / f"rows{plan.suffix}.csv", table.encode())
+    write_file(plan.folder / "rows.csv", table.encode())
     results = {plan.folder.name: result, **others}
-    draw_calibration(plan.folder, plan.suffix, results, rows["coefficient"].to_numpy(), explanation.predictions)
+    draw_calibration(plan.folder, results, rows["coefficient"].to_numpy(), explanation.predictions)
     return result
 
 

@@ -13,7 +13,7 @@ from methods.livar.calibration import Result
 from methods.livar.importance import TABLES
 from raysim.reporting.panels import legend, panel_grid, styles_of
 
-TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$", "num_examples": "number of examples $n_i$"}
+TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$"}
 BINS = ("low", "mid", "high")
 
 #: Number of rows below which the coefficient of a cell is unreliable.
@@ -23,13 +23,11 @@ FEW_ROWS = 5
 PUBLISHED = "LIVAR, table A"
 
 
-def draw_calibration(
-    folder: Path, suffix: str, results: Mapping[str, Result], targets: np.ndarray, predictions: np.ndarray
-) -> None:
+def draw_calibration(folder: Path, results: Mapping[str, Result], targets: np.ndarray, predictions: np.ndarray) -> None:
     """Draw shap.png, table.png and prediction.png in a folder, and the same figures in TensorBoard.
 
     Args:
-      suffix: ends the names of all files; results: label -> calibration, the folder's own first.
+      results: label -> calibration, the folder's own first.
       targets, predictions: (n,) coefficients of the folder's own rows, and the forest's predictions.
     """
     from torch.utils.tensorboard import SummaryWriter
@@ -40,38 +38,34 @@ def draw_calibration(
         "table": table_figure(own, {PUBLISHED: TABLES["paper"]}),
         "prediction": prediction_figure(targets, predictions, own["oob_r2"]),
     }
-    ending = f".calibration{suffix}"
-    for old in folder.glob(f"events.out.tfevents.*{ending}"):
+    for old in folder.glob("events.out.tfevents.*.calibration"):
         old.unlink()
-    with SummaryWriter(str(folder), filename_suffix=ending) as board:
+    with SummaryWriter(str(folder), filename_suffix=".calibration") as board:
         for name, figure in figures.items():
-            figure.savefig(folder / f"{name}{suffix}.png", dpi=130)
-            board.add_figure(f"calibration{suffix}/{name}", figure, 0)
+            figure.savefig(folder / f"{name}.png", dpi=130)
+            board.add_figure(f"calibration/{name}", figure, 0)
 
 
 def curves_figure(results: Mapping[str, Result]) -> Figure:
     """SHAP value against the feature's quantile, mean and deviation in stretches (LIVAR, figure 2).
 
     Args:
-      results: label -> calibration; the first calibration gives the panels (its features) and the dotted cuts, and the
-        curves of all others are drawn over the panels (figure 3).
+      results: label -> calibration; the first calibration gives the dotted cuts, and the curves of all others are drawn
+        beside its curves (figure 3).
     """
     own = next(iter(results.values()))
     styles = styles_of(list(results), next(iter(results)))
-    figure, panels = panel_grid(len(own["curves"]), width=4.2, height=3.4)
-    cuts = dict(zip(("importance_a", "importance_b"), own["cuts"], strict=True))
-    for axes, name in zip(panels, own["curves"], strict=True):
+    figure, panels = panel_grid(len(TITLES), width=4.2, height=3.4)
+    for axes, (name, title), cuts in zip(panels, TITLES.items(), own["cuts"], strict=True):
         for label, result in results.items():
-            if name not in result["curves"]:
-                continue
             x, mean, std = (np.array(result["curves"][name][key]) for key in ("quantile", "mean", "std"))
             style = styles[label]
             axes.plot(x, mean, style.dash, color=style.colour, lw=style.width, marker=style.marker, ms=3, label=label)
             axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.15, lw=0)
-        for cut in cuts.get(name, ()):
+        for cut in cuts:
             axes.axvline(cut, color="0.4", ls=":", lw=1)
         axes.axhline(0, color="0.6", lw=0.8)
-        axes.set(xlim=(0, 1), xlabel=f"quantile of {TITLES[name]}", ylabel=f"SHAP value of {TITLES[name]}")
+        axes.set(xlim=(0, 1), xlabel=f"quantile of {title}", ylabel=f"SHAP value of {title}")
     ends = [axes.get_ylim() for axes in panels]
     for axes in panels:  # one scale: a feature of little effect has a flat curve
         axes.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))

@@ -93,7 +93,7 @@ def test_single_faults(root, tmp_path):
     for name, words in {"learning_rate": "local.lr", "batch_size": "local.batch_size or evaluation.batch_size"}.items():
         assert faults_of(raw_config(root, **{name: 1}))[name] == f"unknown key. Did you mean {words}?"
     assert "uniform and fedvg both decide" in faults_of(raw_config(root, ["uniform", "fedvg"]))["methods"]
-    assert "mu must be >= 0, got -1" in faults_of(raw_config(root, [{"fedprox": {"mu": -1}}]))["methods[0].fedprox"]
+    assert "0, got -1" in faults_of(raw_config(root, [{"fedprox": {"mu": -1}}]))["methods[0].fedprox.mu"]
     assert (
         "no prepared set 'cifar10'" in faults_of(raw_config(root, data={"root": str(root), "name": "cifar10"}))["data"]
     )

@@ -29,5 +29,5 @@ def test_a_near_name_is_offered_once_and_only_if_it_is_near():
 def test_a_fault_of_a_method_names_it_once():
     _, faults = build_methods([{"fedvg": {"eps": -1.0}}])
     assert [str(fault) for fault in faults] == [
-        "methods[0].fedvg: eps must be >= 0, got -1.0; the paper's code uses 1e-8"
+        "methods[0].fedvg.eps: must be greater than or equal to 0, got -1.0 (default 1e-08)"
     ]

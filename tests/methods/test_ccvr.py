@@ -313,11 +313,8 @@ def test_calibration_in_every_round_is_broadcast(root):
     assert {name for name in mine if not torch.equal(mine[name], theirs[name])} == {"head.weight", "head.bias"}
 
 
-def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
+def test_a_head_that_is_not_shared_is_refused(root):
     for methods, words in (
-        ([{"ccvr": {"num_samples": 0}}], "num_samples must be >= 1"),
-        ([{"ccvr": {"batch_size": 0}}], "batch_size must be >= 1"),
-        ([{"ccvr": {"lr": 0}}], "lr must be > 0"),
         (["tests.support.toys:personal_head", "ccvr"], "ccvr claims weights:fc2"),
         (["tests.support.toys:personal_head", {"ccvr": {"as_in": "fed-mammoth"}}], "trained and shared"),
     ):
@@ -327,11 +324,6 @@ def test_options_out_of_range_and_a_head_that_is_not_shared_are_refused(root):
 
 def test_a_batch_may_be_one_drawn_feature():
     assert ccvr(batch_size=1).name == "ccvr"
-
-
-def test_a_number_of_epochs_that_would_not_end_is_refused(root):
-    with pytest.raises(ConfigError, match=r"epochs must be in \[0, 100000\], got 10{30}"):
-        plan_of(root, [{"ccvr": {"epochs": 10**30}}], data=FEW)
 
 
 @pytest.mark.parametrize("bias", [True, False])

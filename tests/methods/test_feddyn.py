@@ -135,10 +135,3 @@ def test_personal_leaves_have_no_h(root):
     for h in h_of(server).values():
         values = server.layout.views(h)
         assert float(values["fc2.weight"].norm()) == 0 < float(values["fc1.weight"].norm())
-
-
-def test_options_are_checked():
-    with pytest.raises(ValueError, match="alpha must be >= 0"):
-        feddyn(alpha=-1)
-    with pytest.raises(ValueError, match="max_grad_norm must be > 0"):
-        feddyn(max_grad_norm=0)

@@ -73,19 +73,3 @@ def test_running_variances_are_averaged_and_never_negative(root):
         assert torch.equal(run(plan, root, rounds=1).state[count:], plain.state[count:])
         values = (server := run(plan, root)).layout.views(server.state)
         assert all(bool((values[n] >= 0).all()) for n in values if n.endswith("running_var"))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"beta1": 1.0}, "beta1 must be in"),
-        ({"beta2": -0.1}, "beta2 must be in"),
-        ({"server_lr": 0.0}, "server_lr must be > 0"),
-        ({"tau": 0.0}, "tau must be > 0"),
-        ({"init_v": -1.0}, "init_v must be >= 0"),
-    ],
-)
-def test_options_are_checked(options, words):
-    for make in (fedadam, fedyogi):
-        with pytest.raises(ValueError, match=f"{make.__name__}: {words}"):
-            make(**options)

@@ -216,7 +216,6 @@ def test_personal_models_are_scored_on_each_clients_own_classes(norm, root):
 def test_what_cannot_run_is_refused(root):
     for methods, groups, words in (
         ([{"fedproto": {"share": "nothing"}}, "fedvg"], {}, "fedvg claims weights"),
-        ([{"fedproto": {"strength": -1}}], {}, "strength must be >= 0"),
         ([{"fedproto": {"share": "nothing", "as_in": "fed-mammoth"}}], {}, "share: has no effect with as_in"),
     ):
         with pytest.raises(ConfigError, match=words):

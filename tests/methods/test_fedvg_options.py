@@ -331,9 +331,5 @@ def test_as_in_release_asks_for_an_external_set_class_after_class(root):
 
 
 def test_options_that_do_not_go_together_are_refused():
-    for options, words in (
-        ({"every": 0}, "every must be >= 1"),
-        ({"as_in": "release", "one_axis": "l2"}, "as_in 'release' sets one_axis"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            fedvg(**options)
+    with pytest.raises(ValueError, match="as_in 'release' sets one_axis"):
+        fedvg(as_in="release", one_axis="l2")

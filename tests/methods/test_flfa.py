@@ -181,8 +181,6 @@ def test_candidates():
 
 
 def test_faults_name_the_remedy():
-    with pytest.raises(ValueError, match="num_layers must be >= 1"):
-        flfa(num_layers=0)
     with pytest.raises(ValueError, match="exceeds the 3 candidates"):
         flfa(num_layers=4).init(torch.zeros(1), LAYOUT)
     with pytest.raises(ValueError, match="flfa: no trained linear or convolution layer '9'"):

@@ -152,7 +152,6 @@ def test_mixing_in_a_round_of_nobody_leaves_the_model(root, nobody_comes, mix, r
         (["krum", "nnm"], "nnm: has no rule to mix for"),
         (["bucketing", "norm_bounding"], "bucketing: has no rule to mix for"),
         (["bucketing", {"krum": {"attackers": 1}}], "krum: needs the updates of 5 clients at least, and a round has 4"),
-        ([{"bucketing": {"size": 0}}, "krum"], "size must be > 0, got 0"),
         ([{"nnm": {"attackers": 1.5}}, "krum"], "attackers must be a whole number or a share"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.moon import contrastive, moon
+from methods.moon import contrastive
 from raysim.core.method import Method
 from raysim.engine.messages import unpack
 from tests.support.federations import plan_of, run, server_on, steps_plan
@@ -134,10 +134,3 @@ def sees_initial_state():
         return {}
 
     return Method("sees_initial_state", report=report, needs=frozenset({"client-memory"}))
-
-
-def test_faults_name_the_remedy():
-    with pytest.raises(ValueError, match="mu must be"):
-        moon(mu=-1)
-    with pytest.raises(ValueError, match="temperature must be"):
-        moon(temperature=0)

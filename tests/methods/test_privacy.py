@@ -303,19 +303,12 @@ def test_without_the_library_one_sentence_says_how_to_get_it(root, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"clip": 0.0}, "clip must be > 0"),
-        ({"noise": -1.0}, r"noise must be in \[0, 10000\], got -1.0"),
-        ({"noise": 1e9}, r"noise must be in \[0, 10000\], got 1000000000.0"),
         ({"trust": ["nosuch"]}, "trust names 'nosuch', which is no method of the run"),
         ({"delta": 0.9}, "delta 0.9 is not below 1 / clients"),
         (
             {"noise_cohort_size": 3},
             r"noise_cohort_size must lie between 7 \(the cohort\) and 12 \(all clients\), got 3",
         ),
-        ({"delta": 1.0}, "delta must be in"),
-        ({"adaptive": 1.0}, "adaptive must be in"),
-        ({"noise_cohort_size": 0}, "noise_cohort_size must be >= 1"),
-        ({"epsilon": 0.0}, "epsilon must be > 0"),
         ({"epsilon": 8.0, "noise": 0.5}, r"noise.*has no effect with epsilon 8"),
         ({"epsilon": 1e-9}, "epsilon 1e-09 in 3 rounds takes more noise than 10000; raise epsilon"),
     ],

@@ -162,11 +162,6 @@ def test_scaffold_runs_under_momentum_and_nothing_but_plain_or_momentum_sgd(root
         plan_of(root, ["scaffold"], local={"optimizer": "adamw"})
 
 
-def test_options_are_checked():
-    with pytest.raises(ValueError, match="server_lr must be > 0"):
-        scaffold(server_lr=0)
-
-
 def test_personal_leaves_have_no_control(root):
     server = run(plan_of(root, ["tests.support.toys:personal_head", "scaffold"]), root)
     for client in server._memories:

@@ -391,7 +391,7 @@ def test_calibration_is_sound_scaled_down(root, tmp_path):
     path = PAPERS / "livar" / "calibration.yaml"
     raw = layered(read_recipe(path), {}, str(path), is_scaled=True)
     raw = {**raw, "storage": str(tmp_path), "data": {**raw["data"], "root": str(root)}}
-    trials = plan_calibration(raw, str(path)).sweep.trials
+    trials = plan_calibration(raw, str(path)).trials
     assert [trial.config.num_clients for trial in trials] == [5, 1]
     lora = parse_config(raw)[0].model.lora
     assert any(

@@ -61,7 +61,6 @@ CNN_CASES: dict[str, Methods] = {
     "fedalign-convolution": [{"fedalign": {"width": 0.5, "block": "conv2"}}],
     "fedrs": [{"fedrs": {"alpha": 0.3}}],
     "fedlc": [{"fedlc": {"tau": 0.5}}],
-    "fedlc-literal": [{"fedlc": {"tau": 0.01, "form": "literal"}}],
     "fedacg": [{"fedacg": {"lam": 0.6, "beta": 0.1}}],
     "freeze": ["freeze"],
     "fedrs-moon-fedsol-flfa": ["fedrs", "moon", "fedsol", {"flfa": FLFA}],

@@ -132,31 +132,6 @@ def test_rows_find_the_client_that_the_joint_run_is_made_of(calibrated, root, tm
     assert np.allclose(rows.coefficient.to_numpy().reshape(4, 4), np.diag([0.2, 0.4, 0.6, 0.8]), atol=1e-3)
 
 
-def test_forest_with_the_number_of_examples_leaves_the_table_alone(calibrated, tmp_path):
-    shutil.copytree(calibrated[0], tmp_path / "c")
-    (tmp_path / "c.yaml").write_text((calibrated[0].parent / "c.yaml").read_text())
-    before = {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir() if path.is_file()}
-    words = ["calibrate", str(tmp_path / "c.yaml"), f"storage={tmp_path}", "calibrate.count_feature=true"]
-    said = CliRunner().invoke(app, words, catch_exceptions=False).output
-    assert "2 of 2 runs are finished" in said
-    assert "calibration_count.json" in said
-    after = {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir() if path.is_file()}
-    # The settings of the calibration are those of the last command.
-    assert {name: after[name] for name in before if name != "sweep.yaml"} == {
-        name: content for name, content in before.items() if name != "sweep.yaml"
-    }
-    new = set(after) - set(before)
-    (events,) = (name for name in new if name.startswith("events."))
-    assert new - {events} == {
-        "calibration_count.json", "calibration_count.yaml", "rows_count.csv",
-        "shap_count.png", "table_count.png", "prediction_count.png",
-    }  # fmt: skip
-    assert set(json.loads(after["calibration_count.json"])["curves"]) == {
-        "importance_a", "importance_b", "num_examples"
-    }  # fmt: skip
-    assert after["rows_count.csv"] == before["rows.csv"]
-
-
 @pytest.mark.slow
 def test_again_only_the_fit_is_done_and_elsewhere_the_bytes_are_the_same(calibrated, root, tmp_path):
     """That runs of the same seed are the same is for other tests: here only their folders are elsewhere."""
@@ -238,10 +213,10 @@ def test_a_start_with_adapters_in_it_is_refused_and_one_without_keeps_its_place(
     assert fault.key == "model.pretrained"
     assert "holds adapters" in fault.message
     raw["model"]["pretrained"] = str(tmp_path / "without" / "model.safetensors")
-    assert len(plan_calibration(raw, "a test").sweep.trials) == 2
+    assert len(plan_calibration(raw, "a test").trials) == 2
     monkeypatch.chdir(tmp_path)
     raw["model"]["pretrained"] = "without/model.safetensors"  # trials run elsewhere and record the whole path
-    kept = {trial.config.model.pretrained for trial in plan_calibration(raw, "a test").sweep.trials}
+    kept = {trial.config.model.pretrained for trial in plan_calibration(raw, "a test").trials}
     assert kept == {str(tmp_path / "without" / "model.safetensors")}
     raw["model"]["pretrained"] = str(tmp_path / "nowhere.pt")
     with pytest.raises(ConfigError, match="no such file"):
@@ -250,7 +225,7 @@ def test_a_start_with_adapters_in_it_is_refused_and_one_without_keeps_its_place(
 
 def test_pairs_share_initial_values_partition_and_held_out_rows(root, tmp_path):
     raw = raw_calibration(root, tmp_path, seed=4, calibrate={"partitions": 2, "seeds": 2})
-    trials = plan_calibration(raw, "a test").sweep.trials
+    trials = plan_calibration(raw, "a test").trials
     names = ["p0-s0", "p0-s1", "p1-s0", "p1-s1"]
     assert [trial.name for trial in trials] == [f"{name}/{kind}" for name in names for kind in ("federated", "joint")]
     seeds = [(trial.config.seed, trial.config.partition.seed) for trial in trials]
@@ -272,10 +247,10 @@ def test_calibrate_group_leaves_a_run_alone(root, tmp_path):
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def found_of(scale, **features):
+def found_of(scale):
     curves = {
         name: {"quantile": [0.25, 0.75], "mean": [-scale, scale], "std": [0.1 * scale, 0.2 * scale], "count": [1, 1]}
-        for name in ("importance_a", "importance_b", *features)
+        for name in ("importance_a", "importance_b")
     }
     table = [[scale * (3 * row + column + 1) for column in range(3)] for row in range(3)]
     counts = [[2 * (row + column) for column in range(3)] for row in range(3)]
@@ -284,22 +259,19 @@ def found_of(scale, **features):
 
 
 def test_curves_are_drawn_over_each_other_with_the_first_ones_cuts():
-    figure = curves_figure({"own": found_of(1.0, num_examples=True), "other": found_of(3.0)})
+    figure = curves_figure({"own": found_of(1.0), "other": found_of(3.0)})
     panels = figure.axes
-    assert [axes.get_xlabel() for axes in panels] == [
-        "quantile of $I_A$", "quantile of $I_B$", "quantile of number of examples $n_i$"
-    ]  # fmt: skip
-    for axes, cuts, labels in zip(panels, [[0.25, 0.5], [0.6, 0.81], []], ["own other"] * 2 + ["own"], strict=True):
+    assert [axes.get_xlabel() for axes in panels] == ["quantile of $I_A$", "quantile of $I_B$"]
+    for axes, cuts in zip(panels, [[0.25, 0.5], [0.6, 0.81]], strict=True):
         curves = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-        assert list(curves) == labels.split()
+        assert list(curves) == ["own", "other"]
         for label, scale in (("own", 1.0), ("other", 3.0)):
-            if label in curves:
-                assert curves[label].get_xydata().tolist() == [[0.25, -scale], [0.75, scale]]
+            assert curves[label].get_xydata().tolist() == [[0.25, -scale], [0.75, scale]]
         dotted = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"]
         assert dotted == pytest.approx(cuts)
         bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
         assert [(low.min(), low.max()) for low in bands] == [
-            pytest.approx((-1.1 * scale, 1.2 * scale)) for scale in (1.0, 3.0)[: len(curves)]
+            pytest.approx((-1.1 * scale, 1.2 * scale)) for scale in (1.0, 3.0)
         ]
         assert axes.get_ylim() == panels[0].get_ylim()
     assert [text.get_text() for text in figure.legends[0].texts] == ["own", "other"]

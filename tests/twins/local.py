@@ -201,16 +201,15 @@ class FedRs(NaiveLocal):
 
 
 class FedLc(NaiveLocal):
-    def __init__(self, plan, *, tau, form):
+    def __init__(self, plan, *, tau):
         super().__init__(plan)
-        self.tau, self.form = tau, form
+        self.tau = tau
 
     def loss(self, model, x, y):
         logits = model(x) - torch.tensor([self.tau * max(count, 1e-8) ** -0.25 for count in self.counts])
         total = 0.0
         for row, label in zip(logits, y.tolist(), strict=True):
-            others = torch.cat([row[:label], row[label + 1 :]]) if self.form == "literal" else row
-            total = total - row[label] + torch.logsumexp(others, 0)
+            total = total - row[label] + torch.logsumexp(row, 0)
         return total / len(y)
 
 
