@@ -74,13 +74,7 @@ ENGINE = "raysim"
 
 
 def take_update(
-    phase: Phase,
-    views: Mapping[str, ClientView],
-    vectors: RoundVectors,
-    client: int,
-    model: BoundModel,
-    start: Tensor,
-    layout: Layout,
+    phase: Phase, views: Mapping[str, ClientView], vectors: RoundVectors, client: int, model: BoundModel, start: Tensor
 ) -> tuple[np.ndarray, int, Tensor]:
     """Store a client's update; return (peaks, bytes, state [num_state] after the local steps).
 
@@ -89,7 +83,7 @@ def take_update(
     Args:
       start: [num_state], the client's starting point.
     """
-    is_encoded = any(method.outgoing for method in phase.methods)
+    layout, is_encoded = model.layout, any(method.outgoing for method in phase.methods)
     # A non-finite update is not encoded, so that it is detected: encoding by signs, for example, would hide it.
     if not is_encoded or not bool(torch.isfinite(model.state).all()):
         return vectors.write("update", client, model.state, start), layout.shared_bytes, model.state

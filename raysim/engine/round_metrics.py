@@ -127,12 +127,14 @@ def evaluation(
       num_outputs: number of outputs of the model.
       metrics: further metrics of the test set by name, computed from all logits.
     """
-    numbers: dict[str, float] = {}
+
+    def of_rows(name: str) -> dict[str, float]:
+        """Return main metric and loss on a held-out set."""
+        main = task.metrics(scores[name].columns, num_outputs)[task.main]
+        return {f"server/{name}_{task.main}": main, f"server/{name}_loss": scores[name].mean_loss}
+
+    numbers = of_rows("validation") if "validation" in scores else {}
     confusion = None
-    if "validation" in scores:
-        score = scores["validation"]
-        main = task.metrics(score.columns, num_outputs)[task.main]
-        numbers |= {f"server/validation_{task.main}": main, "server/validation_loss": score.mean_loss}
     if "test" in scores:
         score = scores["test"]
         num_classes = federation.class_counts.shape[1]
@@ -149,11 +151,8 @@ def evaluation(
                 warnings.simplefilter("ignore")  # scikit-learn warns of missing classes
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}
     if "unseen" in scores and federation.unseen_sizes is not None:
-        score = scores["unseen"]
-        main = task.metrics(score.columns, num_outputs)[task.main]
-        numbers |= {f"server/unseen_{task.main}": main, "server/unseen_loss": score.mean_loss}
-        own = of.client_means(task.values(score.columns), federation.unseen_sizes)
-        numbers |= spread_of(f"clients/unseen_{task.of_part}", task.finish(own))
+        own = of.client_means(task.values(scores["unseen"].columns), federation.unseen_sizes)
+        numbers |= of_rows("unseen") | spread_of(f"clients/unseen_{task.of_part}", task.finish(own))
     for name in federation.test_sets:
         values = task.values(scores[f"test-{name}"].columns)
         numbers[f"server/{task.of_part}_{name}"] = float(task.finish(values.mean()))

@@ -140,7 +140,7 @@ class Server:
         # encoded for the downlink, the update is added to the global model.
         base = start if message.params_bytes is None else self.params
         views = ServerViews(self, cohort, round_index, start, base)
-        weights = self._weigh(phase.stack, views)
+        weights = phase.stack.weigh(views.base_weights(phase.stack), views.of)
         self._apply_weights(phase.stack, views, weights)
         aggregated = self.clock()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
@@ -248,10 +248,6 @@ class Server:
         for client, memory in cohort.memories():
             self._memories[client] = memory
             self._changed.add(client)
-
-    def _weigh(self, stack: Stack, views: ServerViews) -> Weights:
-        """Return the aggregation weights: shares of the examples, then changed by each method's `weigh`, as FedVG's."""
-        return stack.weigh(views.base_weights(stack), views.of)
 
     def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
         """Apply the aggregation weights: exact weighted sum, server updates of the methods, new global state."""

@@ -165,7 +165,7 @@ class Trainer:
             view.num_steps = num_steps
         is_scored = current.message.is_scored
         own = phase.stack.own_model(views, is_scored=is_scored)
-        peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start, self.layout)
+        peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start)
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
         # `raysim.core.hooks.called` checks each call of a hook; the backward pass of a hook's loss is outside the call.
         if start._version != version:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray._private import node as ray_node
@@ -57,14 +57,6 @@ GONE_S = 20.0
 
 #: Number of attempts to start a local Ray, each with Ray's own limit of 30 s, which cannot be set; Ray's error message.
 STARTS, SLOW_START = 3, "timed out during startup"
-
-
-class Node(TypedDict):
-    """Ray's record of a node: the fields that raysim reads."""
-
-    NodeID: str
-    Alive: bool
-    Resources: dict[str, float]
 
 
 #: The thread that starts and ends Ray for `ray_ahead`.
@@ -287,7 +279,7 @@ def this_node() -> str:
     return node
 
 
-def live_nodes() -> list[Node]:
+def live_nodes() -> list[dict[str, Any]]:
     """Return Ray's records of live nodes, without draining nodes, on which nothing new starts."""
     going = going_nodes()
     return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]

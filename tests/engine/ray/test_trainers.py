@@ -20,7 +20,7 @@ from ray.util import placement_group, remove_placement_group
 from raysim.base.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import room, server, slots
-from raysim.engine.ray.pool import LastState, RayPool, _brought
+from raysim.engine.ray.pool import RayPool, _brought
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
@@ -206,14 +206,14 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
 
 
 def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
-    last = LastState()
+    pool = SimpleNamespace(_state=None)
     state = np.array([0.0, 1.0], np.float32)
-    rest, scored = last.put(EvaluationPoint(state, {"n": 1}, {}))
+    rest, scored = RayPool._sent(pool, EvaluationPoint(state, {"n": 1}, {}))
     assert (ray.get(rest).counters, ray.get(rest).state.size) == ({"n": 1}, 0)
-    rest, sent = last.put(RoundMessage(1, 0, state.copy(), {}, {}, False))
+    rest, sent = RayPool._sent(pool, RoundMessage(1, 0, state.copy(), {}, {}, False))
     assert sent == scored
     assert ray.get(rest).round_index == 1
-    _, negative = last.put(RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
+    _, negative = RayPool._sent(pool, RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
     assert negative != sent  # equal as numbers, but another state: the bits of a result depend on it
     assert np.signbit(ray.get(negative)).tolist() == [True, False]
 
