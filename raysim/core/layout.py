@@ -212,7 +212,7 @@ def layout_of(
 
 def float_buffers(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that are part of the state vector: BatchNorm's running statistics."""
-    persistent = _persistent_names(module)
+    persistent = module.state_dict(keep_vars=True)  # without constants such as masks
     return {n: buffer for n, buffer in module.named_buffers() if buffer.is_floating_point() and n in persistent}
 
 
@@ -222,18 +222,13 @@ def norm_names(module: nn.Module) -> set[str]:
     return {name for name in module.state_dict(keep_vars=True) if name.rpartition(".")[0] in layers}
 
 
-def _persistent_names(module: nn.Module) -> set[str]:
-    """Return the names in a state dict; constants such as masks (persistent=False) are not included."""
-    return set(module.state_dict(keep_vars=True))
-
-
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return counters such as BatchNorm's num_batches_tracked: never averaged, the largest of the cohort is kept.
 
     Integer tensors with dimensions are constant tables (the relative positions of Swin transformers) and are left out.
     """
     counters = {name: buffer for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
-    persistent = _persistent_names(module)
+    persistent = module.state_dict(keep_vars=True)
     return {name: buffer for name, buffer in counters.items() if buffer.dim() == 0 and name in persistent}
 
 

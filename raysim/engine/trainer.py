@@ -62,7 +62,6 @@ class Trainer:
     Attributes:
       module: the network; its initial values have no effect, since every client starts from the message.
       head: path of the classifier layer.
-      num_groups: number of classes, or 1, see `SetInfo.groups`.
       num_threads: PyTorch's threads in this process; results may depend on the number.
       build: build(seed=...) -> module with the initial values of a seed, for `ClientView.initial_state`; None for
         trainers outside of runs.
@@ -75,7 +74,6 @@ class Trainer:
     phases: Sequence[Phase]
     federation: Federation
     transform: Transform
-    num_groups: int
     seed: int
     device: str = "cpu"
     num_threads: int = 1
@@ -220,7 +218,7 @@ class Trainer:
         values = self.task.values(score.columns) if len(score) else np.zeros(0)
         if federation.test_sizes is not None:
             return client_means(values, np.array([end - start]))[:, None]
-        shape = (max(1, len(federation.domains)), self.num_groups)
+        shape = (max(1, len(federation.domains)), federation.class_counts.shape[1])
         return cell_means(values, score.labels, federation.test_domains, shape)
 
     def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:

@@ -342,7 +342,6 @@ def make_trainer(recipe: Recipe) -> Trainer:
         phases=make_phases(config, methods),
         federation=open_federation(recipe),
         transform=input_transform(config, recipe.info, channels_last=prefers_channels_last(spec, module)),
-        num_groups=len(recipe.info.groups),
         task=recipe.task,
         seed=config.seed,
         device=device_of(recipe),
