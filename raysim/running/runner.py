@@ -40,7 +40,7 @@ from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers
 from raysim.running.record import Recorder, headlines, reason_to_stop
-from raysim.running.resume import OTHER, Step, next_step
+from raysim.running.resume import OTHER, next_step
 
 
 def execute(
@@ -106,13 +106,11 @@ def _attempt(
     store = CheckpointStore(folder.checkpoints)
     where = stored.uri if stored else str(folder.path)
     step = next_step(plan, folder, where)
-    if step in ("show", "resume") and _told_anew(plan, folder, on_note):
-        push()
     if step == "show":
         return _shown(folder, on_start, on_summary)
     if step == "begin":
         _write_beginning(plan, folder)
-    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, where, step, on_note)
+    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, where, on_note)
     folder.clear("STOPPED", "FAILED")
     wanted = config.resources
     marked = _failure_marked(folder, "" if config.name else folder.name, goes_on=number < wanted.restarts)
@@ -166,21 +164,6 @@ def _write_beginning(plan: Plan, folder: RunFolder) -> None:
     folder.write_config(plan.config.model_dump(mode="json"))
 
 
-def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
-    """Store new labels and report settings in config.yaml of an existing run; return whether any changed.
-
-    Labels and report settings affect tables only, not results.
-    """
-    before = folder.read_config()
-    now = plan.config.model_dump(mode="json")
-    given = {"labels": plan.config.labels, "report": plan.config.report.model_fields_set}
-    news = {key: now[key] for key, value in given.items() if value and now[key] != before.get(key)}
-    if news:
-        folder.write_config({**before, **news})
-        on_note(f"config.yaml of run {folder.name!r} has the {' and '.join(news)} of the present call")
-    return bool(news)
-
-
 def _shown(
     folder: RunFolder, on_start: Callable[[Path, int, int], None], on_summary: Callable[[Path, Settings], None]
 ) -> Settings:
@@ -217,10 +200,10 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
     return recorder.summary(facts, hyperparameters(plan.config))
 
 
-def _checkpoint(
-    plan: Plan, folder: RunFolder, store: CheckpointStore, where: str, step: Step, on_note: Tell
-) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None. A finished run that is extended loses its status and results.
+def _checkpoint(plan: Plan, folder: RunFolder, store: CheckpointStore, where: str, on_note: Tell) -> Checkpoint | None:
+    """Return the checkpoint to resume from, or None; config.yaml gets the plan's settings.
+
+    A finished run that is extended loses its status and results.
 
     Raises:
       RaysimError: records of rounds before the checkpoint were changed.
@@ -239,11 +222,9 @@ def _checkpoint(
     if is_finished:
         # First, so that a kill after this line does not leave a finished run with a new configuration.
         folder.clear("COMPLETED")
-    if step == "extend":
-        folder.write_config(plan.config.model_dump(mode="json"))
-    if is_finished:
         for result in (folder.summary, folder.model):  # results of the shorter run
             result.unlink(missing_ok=True)
+    folder.write_config(plan.config.model_dump(mode="json"))
     return checkpoint
 
 
