@@ -178,11 +178,9 @@ def layout_of(
       channels_last: lay 4-D weights out as (out, height, width, in).
       blocks: "residual", "stage" or "width", see `block_namer`.
     """
-    names, buffers = {name for name, _ in module.named_parameters()}, float_buffers(module)
-    trained = names if trained is None else set(trained)
+    buffers = float_buffers(module)
+    trained = {name for name, _ in module.named_parameters()} if trained is None else set(trained)
     shared = trained | buffers.keys() if shared is None else set(shared)
-    if unknown := (trained - names) | (shared - names - buffers.keys()):
-        raise KeyError(f"layout_of: unknown parameters: {sorted(unknown)}; the model has {sorted(names)}")
     block_of = block_namer(module, head=head, blocks=blocks)
     leaves: list[Leaf] = []
 
@@ -243,8 +241,6 @@ def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Ca
     "width": neighbouring blocks of one output width, named after the last of them: the stages of networks that are one
     long sequence (MobileNetV2's ten of FLFA, table 13). A model without such blocks has one block per layer.
     """
-    if blocks not in ("residual", "stage", "width"):
-        raise ValueError(f"block_namer: blocks must be 'residual', 'stage' or 'width', got {blocks!r}")
     prefixes = _layer_blocks(module)
     if blocks == "stage" and len(set(prefixes.values())) > 1:
         prefixes = {stage: stage for stage in prefixes.values()}

@@ -314,14 +314,9 @@ class Server:
 
     def params_sha256(self) -> str:
         """Return the SHA-256 of names, shapes and values of all leaves. Equal digests mean the same result."""
-        return state_sha256(self.layout, self.state)
-
-
-def state_sha256(layout: Layout, state: Tensor) -> str:
-    """Return the SHA-256 of a state vector; the memory format of the leaves has no effect."""
-    digest = hashlib.sha256()
-    for name, value in layout.views(state).items():
-        digest.update(f"{name}{tuple(value.shape)}".encode())
-        # Contiguous: the order of values in the vector (channels-last) may differ between machines.
-        digest.update(value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        digest = hashlib.sha256()
+        for name, value in self.layout.views(self.state).items():
+            digest.update(f"{name}{tuple(value.shape)}".encode())
+            # Contiguous: the order of values in the vector (channels-last) may differ between machines.
+            digest.update(value.contiguous().numpy().tobytes())
+        return digest.hexdigest()

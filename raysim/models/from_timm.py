@@ -62,7 +62,14 @@ def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pre
     fitted: Options = {"in_chans": shape[2], "num_classes": classes}
     if _config_of(network).fixed_input_size:
         fitted = {**fitted, "img_size": shape[:2]}
-    return _fitting(library("timm").create_model(network, pretrained=pretrained, **{**fitted, **arguments}), shape)
+    module = library("timm").create_model(network, pretrained=pretrained, **{**fitted, **arguments})
+    patches = getattr(module, "patch_embed", None)
+    # timm would ignore the pixels that the patches do not cover.
+    if isinstance(patches, library("timm.layers").PatchEmbed) and not patches.dynamic_img_pad:
+        rows, columns = patches.patch_size
+        if shape[0] % rows or shape[1] % columns:
+            raise ValueError(f"{shape[0]} x {shape[1]} images are not divisible into {rows} x {columns} patches")
+    return module
 
 
 def _config_of(network: str) -> PretrainedCfg:
@@ -70,16 +77,6 @@ def _config_of(network: str) -> PretrainedCfg:
     config = library("timm").get_pretrained_cfg(network)
     assert config is not None
     return config
-
-
-def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
-    """Return the module. Raises ValueError unless its patches cover the images: timm would ignore the other pixels."""
-    patches = getattr(module, "patch_embed", None)
-    if isinstance(patches, library("timm.layers").PatchEmbed) and not patches.dynamic_img_pad:
-        rows, columns = patches.patch_size
-        if shape[0] % rows or shape[1] % columns:
-            raise ValueError(f"{shape[0]} x {shape[1]} images are not divisible into {rows} x {columns} patches")
-    return module
 
 
 def _published(

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from safetensors.torch import save
-from torch import Tensor
 
 from raysim.base.direction import DIRECTIONS, OF_RAYSIM
 from raysim.base.errors import ClusterLost, RaysimError, RunExists, explained
@@ -109,8 +108,10 @@ def _attempt(
     if step == "show":
         return _shown(folder, on_start, on_summary)
     if step == "begin":
-        _write_beginning(plan, folder)
+        write_partition(folder, plan.manifest, plan.info)
+        write_file(folder.weights, plan.weights_sha256.encode())
     checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, where, on_note)
+    folder.write_config(config.model_dump(mode="json"))  # after the partition: config.yaml makes the folder a run
     folder.clear("STOPPED", "FAILED")
     wanted = config.resources
     marked = _failure_marked(folder, "" if config.name else folder.name, goes_on=number < wanted.restarts)
@@ -157,13 +158,6 @@ def _recorder(plan: Plan, folder: RunFolder, first_round: int, loggers: Loggers)
     )
 
 
-def _write_beginning(plan: Plan, folder: RunFolder) -> None:
-    """Write the files that identify a run: the partition, the checksum of pretrained weights, and config.yaml last."""
-    write_partition(folder, plan.manifest, plan.info)
-    write_file(folder.weights, plan.weights_sha256.encode())
-    folder.write_config(plan.config.model_dump(mode="json"))
-
-
 def _shown(
     folder: RunFolder, on_start: Callable[[Path, int, int], None], on_summary: Callable[[Path, Settings], None]
 ) -> Settings:
@@ -177,7 +171,10 @@ def _shown(
 
 def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Recorder, reason: str) -> Settings:
     """Write the final model and the summary; return the summary."""
-    write_file(folder.model, save(final_model(plan, server)))
+    # LIVAR scores a merged model, of a higher rank than the adapters; the file has the adapters that are broadcast.
+    snapshot, seed = server.snapshot(), plan.config.seed
+    state, counters = unpack(snapshot.state), snapshot.counters
+    write_file(folder.model, save(trained_tensors(plan.spec, plan.layout, seed=seed, state=state, counters=counters)))
     facts = {
         "methods": as_written(plan.config.methods),
         "rounds": len(recorder.rows),
@@ -201,9 +198,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
 
 
 def _checkpoint(plan: Plan, folder: RunFolder, store: CheckpointStore, where: str, on_note: Tell) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None; config.yaml gets the plan's settings.
-
-    A finished run that is extended loses its status and results.
+    """Return the checkpoint to resume from, or None. A finished run that is extended loses its status and results.
 
     Raises:
       RaysimError: records of rounds before the checkpoint were changed.
@@ -224,7 +219,6 @@ def _checkpoint(plan: Plan, folder: RunFolder, store: CheckpointStore, where: st
         folder.clear("COMPLETED")
         for result in (folder.summary, folder.model):  # results of the shorter run
             result.unlink(missing_ok=True)
-    folder.write_config(plan.config.model_dump(mode="json"))
     return checkpoint
 
 
@@ -297,16 +291,6 @@ def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> Non
     for path, table in ((folder.partition_table, clients), (folder.examples, manifest.division.table)):
         suffix, content = table_file(table)
         write_file(path.with_suffix(suffix), content)
-
-
-def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
-    """Return the state dict of the global model after the last round; see `trained_tensors`.
-
-    LIVAR scores a merged model, of a higher rank than the adapters; the state dict has the adapters that are broadcast.
-    """
-    snapshot = server.snapshot()
-    state, seed = unpack(snapshot.state), plan.config.seed
-    return trained_tensors(plan.spec, plan.layout, seed=seed, state=state, counters=snapshot.counters)
 
 
 def hyperparameters(config: Config) -> Settings:
