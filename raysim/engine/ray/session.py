@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -170,7 +169,9 @@ def _start() -> None:
         try:
             with contextlib.ExitStack() as stack:
                 if is_ours:
-                    stack.enter_context(_on_loopback())
+                    # Binds to 127.0.0.1, unreachable from other machines, as on macOS and Windows. With the option
+                    # `_node_ip_address="127.0.0.1"`, Ray uses the machine's address.
+                    stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
                     stack.enter_context(few_processes())
                 ray.init(
                     address or "local",
@@ -235,14 +236,6 @@ def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
     finally:
         if before is not None:
             setattr(owner, name, before)
-
-
-def _on_loopback() -> AbstractContextManager[None]:
-    """Bind a Ray started in the block to 127.0.0.1, unreachable from other machines.
-
-    On macOS and Windows, Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` uses the machine's address.
-    """
-    return _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def is_in_group() -> bool:
