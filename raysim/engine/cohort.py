@@ -82,9 +82,7 @@ class Cohort:
 
     def has_nonfinite_update(self) -> np.ndarray:
         """Return (K,) bool: whether a client's update or a reported Vector holds an infinity or NaN."""
-        is_bad = np.zeros(len(self.clients), bool)
-        for peaks in self.reports.peaks.values():
-            is_bad |= ~np.isfinite(peaks).all(axis=1)
+        is_bad: np.ndarray = np.any([~np.isfinite(peaks).all(1) for peaks in self.reports.peaks.values()], axis=0)
         return is_bad
 
     def drop_nonfinite(self, round_index: int, *, skips: bool) -> None:

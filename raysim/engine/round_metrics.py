@@ -80,9 +80,13 @@ def cohort_metrics(
         "comm/down_mb": count * bytes_down(message, layout) / 1e6,
         "clients/dropped": float((~cohort.is_kept).sum()),
     }
-    if reports.personal is not None and federation.num_test and cohort.is_kept.any():
-        metrics |= personal_metrics(reports.personal[cohort.is_kept], cohort.clients[cohort.is_kept], federation, task)
-    return metrics
+    if reports.personal is None or not federation.num_test or not cohort.is_kept.any():
+        return metrics
+    scores = reports.personal[cohort.is_kept]
+    if federation.test_sizes is not None:  # (K, 1, 1), the mean over each client's test rows
+        return metrics | spread_of(f"clients/personal_{task.of_part}", task.finish(scores[:, 0, 0]))
+    means = of.expected_means(training_cells(federation)[cohort.clients[cohort.is_kept]], scores)
+    return metrics | spread_of(f"clients/expected_personal_{task.of_part}", task.finish(means))
 
 
 def client_columns(cohort: Cohort, weights: Weights, layout: Layout) -> dict[str, np.ndarray]:
@@ -203,18 +207,3 @@ def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
         f"{name}_p10": float(np.quantile(scored, 0.1 if is_low_worse else 0.9)),
         f"{name}_worst": float(scored.min() if is_low_worse else scored.max()),
     }
-
-
-def personal_metrics(
-    tables: np.ndarray, clients: np.ndarray, federation: Federation, task: Task = CLASSES
-) -> dict[str, float]:
-    """Return mean, worst-decile and worst score of the cohort's personal models.
-
-    Args:
-      tables: (K, domains, classes), the `cell_means` of each personal model; or (K, 1, 1), the mean over the client's
-        test rows if clients have test rows.
-    """
-    if federation.test_sizes is not None:
-        return spread_of(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
-    means = task.finish(of.expected_means(training_cells(federation)[clients], tables))
-    return spread_of(f"clients/expected_personal_{task.of_part}", means)

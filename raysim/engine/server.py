@@ -232,11 +232,8 @@ class Server:
 
     def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int = 0) -> Queues:
         """Cut clients into client blocks, numbered from `first`, and assign tasks to trainers."""
-        work = [
-            # One more than the steps: a client without steps is also loaded and reports.
-            1 + self._num_steps(phase, round_index, client)
-            for client in clients.tolist()
-        ]
+        # One more than the steps: a client without steps is also loaded and reports.
+        work = [1 + self._num_steps(phase, round_index, client) for client in clients.tolist()]
         # The number of trainers is used only here, after the blocks are cut: no result may depend on it.
         return assign_blocks(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
 

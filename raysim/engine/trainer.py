@@ -253,8 +253,7 @@ class Trainer:
     def accuracy_on(self, held_out: str) -> float:
         """Return the metric `Task.of_part` of the current model on a held-out set; see `ClientView.accuracy`."""
         with self.model.at(self.model.state, train=False):
-            examples = self.data.held_out(held_out)
-            score = evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch)
+            score = self._score(Slice(held_out, 0, len(self.data.held_out(held_out))))
         return float(self.task.finish(self.task.values(score.columns).mean()))
 
     def fold(

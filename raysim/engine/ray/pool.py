@@ -74,12 +74,6 @@ class ClientTask:
     tries: int = 0
 
     @property
-    def words(self) -> str:
-        """Return a description of the task for messages."""
-        clients = [client for block in self.blocks for client in block.clients]
-        return f"training of clients {', '.join(map(str, clients[:8]))}{' ...' if len(clients) > 8 else ''}"
-
-    @property
     def is_with_its_trainer(self) -> bool:
         """Return whether the task's trainer is still in its slot."""
         return self.slot is not None and self.slot.actor is self.asked.actor and not self.slot.is_retired
@@ -191,7 +185,9 @@ class RayPool:
                     yield task, reports
 
     def _submit(self, task: ClientTask, slot: TrainerSlot) -> Ref:
-        task.slot, task.asked = slot, slot.asked_for(task.words)
+        clients = [client for block in task.blocks for client in block.clients]
+        what = f"training of clients {', '.join(map(str, clients[:8]))}{' ...' if len(clients) > 8 else ''}"
+        task.slot, task.asked = slot, slot.asked_for(what)
         self.slots.watch.asked(slot.actor)
         # Each memory is a separate argument: Ray does not resolve references inside a list.
         call = slot.actor.train.options(num_returns=1 + len(task.memories))
