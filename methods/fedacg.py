@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from methods.fedprox import fedprox
 from raysim.core.layout import Layout
 from raysim.core.method import Amount, Decay, Message, Method, ServerView, State
-from raysim.core.stack import chain
 
 
 def fedacg(*, lam: Decay = 0.85, beta: Amount = 1e-3) -> Method:
@@ -36,12 +37,12 @@ def fedacg(*, lam: Decay = 0.85, beta: Amount = 1e-3) -> Method:
         # The engine adds the update to s, which already holds lam m: w = s + Δ.
         return update, {"momentum": lam * state["momentum"] + update}
 
-    lookahead = Method(
-        "lookahead",
+    return replace(
+        fedprox(mu=beta),
+        name="fedacg",
         init=init,
         broadcast=broadcast,
         server_update=server_update,
         claims=frozenset({"broadcast-point", "server-optimizer"}),
         base_weights="uniform",
     )
-    return chain("fedacg", fedprox(mu=beta), lookahead)

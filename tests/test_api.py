@@ -301,16 +301,6 @@ def test_a_finished_run_without_checkpoints_keeps_its_results(settings):
     assert raysim.run(settings, name="a", rounds=2, quiet=True).accuracy == run.accuracy
 
 
-def test_labels_given_to_a_run_that_is_there_are_its_labels(settings, capsys):
-    raysim.run(settings, name="a", rounds=1, labels={"method": "first"})
-    again = raysim.run(settings, name="a", rounds=1, labels={"method": "Mine", "size": 3})
-    assert "config.yaml of run 'a' has the labels of the present call" in capsys.readouterr().err
-    assert again.config["labels"] == {"method": "Mine", "size": 3}
-    capsys.readouterr()
-    assert raysim.run(settings, name="a", rounds=1).config["labels"] == {"method": "Mine", "size": 3}
-    assert "present call" not in capsys.readouterr().err
-
-
 @pytest.mark.essential
 @pytest.mark.usefixtures("ray_cluster")
 def test_sweep_and_report(settings):

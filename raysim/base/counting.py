@@ -55,7 +55,7 @@ def counts_without(key: str, *values: object) -> Counts:
 
 def counts_above(key: str, bound: float) -> Counts:
     """The option applies if a number is above a bound."""
-    return Counts(key, f"more than {bound:g}", lambda value, _: _number(value) > bound)
+    return Counts(key, f"more than {bound:g}", lambda value, _: isinstance(value, int | float) and value > bound)
 
 
 def counts_given(key: str) -> Counts:
@@ -75,10 +75,6 @@ def _either(values: tuple[object, ...]) -> str:
 def _name(value: object) -> object:
     """The name that a setting chooses, without the options of `{name: options}`."""
     return next(iter(value), None) if isinstance(value, Mapping) else value
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _shown(value: object) -> str:

@@ -34,17 +34,13 @@ def the_one_file(root: Path, ending: str) -> Path:
 
 
 def read_json(path: Path) -> object:
-    """Return the value of a JSON file. Raises OSError, ValueError."""
-    return load_json(regular_file(path).read_bytes())
-
-
-def load_json(text: str | bytes) -> object:
-    """Return the value of a JSON text.
+    """Return the value of a JSON file.
 
     Raises:
+      OSError: no file, or not a regular file.
       ValueError: no JSON, or nested more deeply than Python reads.
     """
     try:
-        return json.loads(text)
+        return json.loads(regular_file(path).read_bytes())
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

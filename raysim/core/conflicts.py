@@ -18,6 +18,7 @@ REPLACES = {"criterion": "loss", "weights": "weigh", "merge": "server_update"}
 #: In a claim: the path of the classifier layer, which a method does not know when it is built.
 HEAD = "@head"
 
+#: Need -> remedy, for needs that a run may not meet.
 REMEDY = {
     "clock": "set time.step_s, the seconds of a local step",
     "classes": "use a set with one class a row, or remove the method",
@@ -25,9 +26,6 @@ REMEDY = {
     "test-set": "set data.test above 0",
     "sgd": "set local.optimizer to sgd: the method counts how often a gradient enters the update",
     "client-order": "set data.split_within_clients and data.validation_set.order to client: scores go client after client",
-    "features": "use a model with a classifier layer",
-    "linear-head": "use a model with a single linear layer as the classifier",
-    "client-memory": "nothing to do: the engine keeps the memory of each client",
     "lora": "set model.lora, for example {rank: 16}",
     "lora-factors": "drop the method that freezes A or B of the adapters, or keeps A or B personal",
 }

@@ -178,11 +178,9 @@ def layout_of(
       channels_last: lay 4-D weights out as (out, height, width, in).
       blocks: "residual", "stage" or "width", see `block_namer`.
     """
-    names, buffers = {name for name, _ in module.named_parameters()}, float_buffers(module)
-    trained = names if trained is None else set(trained)
+    buffers = float_buffers(module)
+    trained = {name for name, _ in module.named_parameters()} if trained is None else set(trained)
     shared = trained | buffers.keys() if shared is None else set(shared)
-    if unknown := (trained - names) | (shared - names - buffers.keys()):
-        raise KeyError(f"layout_of: unknown parameters: {sorted(unknown)}; the model has {sorted(names)}")
     block_of = block_namer(module, head=head, blocks=blocks)
     leaves: list[Leaf] = []
 
@@ -212,7 +210,7 @@ def layout_of(
 
 def float_buffers(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that are part of the state vector: BatchNorm's running statistics."""
-    persistent = _persistent_names(module)
+    persistent = module.state_dict(keep_vars=True)  # without constants such as masks
     return {n: buffer for n, buffer in module.named_buffers() if buffer.is_floating_point() and n in persistent}
 
 
@@ -222,18 +220,13 @@ def norm_names(module: nn.Module) -> set[str]:
     return {name for name in module.state_dict(keep_vars=True) if name.rpartition(".")[0] in layers}
 
 
-def _persistent_names(module: nn.Module) -> set[str]:
-    """Return the names in a state dict; constants such as masks (persistent=False) are not included."""
-    return set(module.state_dict(keep_vars=True))
-
-
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return counters such as BatchNorm's num_batches_tracked: never averaged, the largest of the cohort is kept.
 
     Integer tensors with dimensions are constant tables (the relative positions of Swin transformers) and are left out.
     """
     counters = {name: buffer for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
-    persistent = _persistent_names(module)
+    persistent = module.state_dict(keep_vars=True)
     return {name: buffer for name, buffer in counters.items() if buffer.dim() == 0 and name in persistent}
 
 
@@ -248,8 +241,6 @@ def block_namer(module: nn.Module, *, head: str, blocks: str = "residual") -> Ca
     "width": neighbouring blocks of one output width, named after the last of them: the stages of networks that are one
     long sequence (MobileNetV2's ten of FLFA, table 13). A model without such blocks has one block per layer.
     """
-    if blocks not in ("residual", "stage", "width"):
-        raise ValueError(f"block_namer: blocks must be 'residual', 'stage' or 'width', got {blocks!r}")
     prefixes = _layer_blocks(module)
     if blocks == "stage" and len(set(prefixes.values())) > 1:
         prefixes = {stage: stage for stage in prefixes.values()}

@@ -47,7 +47,7 @@ Messages, client memory, scratch, reports and server state are namespaced: a hoo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -218,27 +218,6 @@ class Model(Protocol):
         ...
 
 
-class Train(Protocol):
-    """See `ClientView.train`."""
-
-    def __call__(
-        self,
-        start: Tensor,
-        /,
-        *,
-        grads: Callable[[GradFn], GradFn] | None = None,
-        epochs: float | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-    ) -> Tensor: ...
-
-
-class Batches(Protocol):
-    """See `ClientView.batches`."""
-
-    def __call__(self, *, is_normalised: bool = True) -> Iterable[Batch]: ...
-
-
 @dataclass
 class ClientView:
     """A client in a round, as hooks see it. `start` is read-only; `memory` and `scratch` may be written.
@@ -258,9 +237,10 @@ class ClientView:
       overheard: for latecomers, the result of this method's `overhear`; {} for all other clients.
       memory: this method's state on this client, kept between rounds (needs "client-memory").
       scratch: values of this method on this client, dropped after the round.
-      train: train(start) -> [num_state], the model after local steps on the client's examples from start [num_state],
-        without the methods' hooks. The settings are those of the run, except for the epochs, steps and learning rate
-        given here; `grads` wraps the gradient function. The client's ordinary training is not affected.
+      train: train(start, *, grads=None, epochs=None, steps=None, lr=None) -> [num_state], the model after local steps on
+        the client's examples from start [num_state], without the methods' hooks. The settings are those of the run,
+        except for the epochs, steps and learning rate given here; `grads` wraps the gradient function. The client's
+        ordinary training is not affected.
       batches: batches() is a pass over the local examples, in an order drawn once for the client, without augmentation;
         with is_normalised=False the images are pixels in [0, 1], whole, at the size of the model's inputs.
       validation_gradient: [num_params], gradient of the mean cross-entropy over the server's validation set at the
@@ -291,8 +271,8 @@ class ClientView:
     message: Mapping[str, Value]
     memory: dict[str, Value]
     generator: torch.Generator
-    batches: Batches
-    train: Train
+    batches: Callable[..., Iterable[Batch]]
+    train: Callable[..., Tensor]
     validation_gradient: Callable[[str], Tensor]
     validation_loss: Callable[[str], float]
     accuracy: Callable[[str], float]
@@ -308,20 +288,6 @@ class ClientView:
     @property
     def trained(self) -> Tensor:
         return self.state if self.trained_state is None else self.trained_state
-
-
-class Log(Protocol):
-    """See `ServerView.log`."""
-
-    def __call__(self, name: str, value: float | Tensor, columns: Sequence[str] = (), /) -> None: ...
-
-
-class MapColumns(Protocol):
-    """See `ServerView.map_columns`."""
-
-    def __call__(
-        self, function: Callable[[Tensor, Tensor, Value], Value], shared: Value = None, rows: Tensor | None = None, /
-    ) -> list[Value]: ...
 
 
 @dataclass
@@ -388,14 +354,14 @@ class ServerView:
     weights: Weights
     total: Callable[[str, Weights], Tensor]
     map_updates: Callable[[Callable[[Tensor, Value], Value], Value], list[Value]]
-    map_columns: MapColumns
+    map_columns: Callable[..., list[Value]]
     map_test: Callable[[Callable[[Model, Batch, Value], Value], Value], list[Value]]
     map_features: Callable[[Callable[[Tensor, Tensor, Value], Value], Value], list[Value]]
     validation_loss: Callable[[Weights], float]
     validation_gradient: Callable[[str], Tensor]
     validation_update: Callable[[], Tensor]
     move_buffers: Callable[[Tensor], None]
-    log: Log
+    log: Callable[..., None]
     generator: torch.Generator
     staleness: Tensor
     began_at: Callable[[int], Tensor]

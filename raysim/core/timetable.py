@@ -161,9 +161,8 @@ class Timetable:
         is_free[[flight.client for flight in (*self.flights, *arrived)]] = False
         if self.available:
             day, hour = divmod(int(self.now_s // HOUR_S), 24)
-            is_free &= (
-                numpy_generator(derive_seed(self.seed, "available", day)).random(len(is_free)) < self.available[hour]
-            )
+            draws = numpy_generator(derive_seed(self.seed, "available", day)).random(len(is_free))
+            is_free &= draws < self.available[hour]
         return np.flatnonzero(is_free)
 
     def _to_next_hour(self) -> None:

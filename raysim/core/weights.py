@@ -29,10 +29,6 @@ class RightMap:
 
     maps: Tensor
 
-    def take(self, rows: Tensor) -> RightMap:
-        """The maps of some of the clients, in the order of `rows`."""
-        return RightMap(self.maps[rows])
-
 
 #: leaf name -> (K,), (K, rows) or (K, *leading axes of the leaf) in float64, or a linear map.
 #: A leaf that is missing keeps its value.
@@ -47,7 +43,7 @@ def take(weights: Weights, rows: Tensor) -> Weights:
       >>> take(weights, torch.tensor([2, 0]))
       {'fc.weight': tensor([0.3750, 0.5000], dtype=torch.float64)}
     """
-    return {name: w.take(rows) if isinstance(w, RightMap) else w[rows] for name, w in weights.items()}
+    return {name: RightMap(w.maps[rows]) if isinstance(w, RightMap) else w[rows] for name, w in weights.items()}
 
 
 def scale(weights: Weights, factors: Tensor) -> Weights:

@@ -112,15 +112,14 @@ class CheckpointStore:
         Raises:
           RaysimError: there are checkpoints, and all are damaged.
         """
-        complete = self._complete()
-        damages = []
-        for folder in reversed(complete):
+        damages: dict[Path, str] = {}
+        for folder in reversed(self._complete()):
             try:
                 checkpoint = self._read(folder)
             except DAMAGE as error:
-                damages.append(f"{folder.name} is damaged ({error})")
+                damages[folder] = f"{folder.name} is damaged ({error})"
                 continue
-            for damaged, line in zip(reversed(complete), damages, strict=False):
+            for damaged, line in damages.items():
                 aside = damaged.with_name(f"damaged-{damaged.name}")
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(damaged, aside)
@@ -128,7 +127,7 @@ class CheckpointStore:
             return checkpoint
         if damages:
             remedy = "delete the folder; the same command then repeats the run"
-            raise RaysimError(f"no checkpoint is whole: {'; '.join(damages)}", str(self.folder), remedy)
+            raise RaysimError(f"no checkpoint is whole: {'; '.join(damages.values())}", str(self.folder), remedy)
         return None
 
     def _read(self, folder: Path) -> Checkpoint:

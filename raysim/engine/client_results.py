@@ -53,7 +53,10 @@ class RoundVectors:
         Returns:
           (1, leaves) float64: largest absolute entry of each leaf.
         """
-        row = self._row(name, client, len(value))
+        rows, spare = self._rows.setdefault(name, {}), self._spare.get(name)
+        if client not in rows:  # a client of a repeated task has a row already
+            rows[client] = spare.pop() if spare else torch.empty(len(value))
+        row = rows[client]
         if value.device.type != "cpu":  # the peaks are computed on the device; one copy to the CPU
             value = value.float() if minus is None else value - minus
             row.copy_(value)
@@ -62,25 +65,13 @@ class RoundVectors:
             value = row
         return self._layout.norms(value, math.inf).numpy()[None]
 
-    def _row(self, name: str, client: int, size: int) -> Tensor:
-        rows, spare = self._rows.setdefault(name, {}), self._spare.get(name)
-        if client not in rows:  # a client of a repeated task has a row already
-            rows[client] = spare.pop() if spare else torch.empty(size)
-        return rows[client]
-
 
 #: Key of the engine in client memory, for personal leaves (trained but not shared).
 ENGINE = "raysim"
 
 
 def take_update(
-    phase: Phase,
-    views: Mapping[str, ClientView],
-    vectors: RoundVectors,
-    client: int,
-    model: BoundModel,
-    start: Tensor,
-    layout: Layout,
+    phase: Phase, views: Mapping[str, ClientView], vectors: RoundVectors, client: int, model: BoundModel, start: Tensor
 ) -> tuple[np.ndarray, int, Tensor]:
     """Store a client's update; return (peaks, bytes, state [num_state] after the local steps).
 
@@ -89,20 +80,19 @@ def take_update(
     Args:
       start: [num_state], the client's starting point.
     """
-    is_encoded = any(method.outgoing for method in phase.methods)
+    layout, is_encoded = model.layout, any(method.outgoing for method in phase.methods)
     # A non-finite update is not encoded, so that it is detected: encoding by signs, for example, would hide it.
     if not is_encoded or not bool(torch.isfinite(model.state).all()):
         return vectors.write("update", client, model.state, start), layout.shared_bytes, model.state
     size, whole = layout.num_params, model.state - start
     shared = 4 * sum(leaf.size for leaf in layout.shared if not leaf.is_buffer)
     sent = phase.stack.outgoing(Update(whole[:size].clone(), shared), views)
-    own = {leaf.name: layout.view(whole, leaf).clone() for leaf in layout.personal}
     trained = model.state.clone()
     for view in views.values():
         view.trained_state = trained
-    whole[:size] = sent.values
-    for name, values in own.items():  # personal leaves are not sent, and keep their values
-        layout.view(whole, name).copy_(values)
+    for leaf in layout.params:
+        if leaf.is_shared:  # personal leaves are not sent, and keep their values
+            whole[leaf.offset : leaf.end] = sent.values[leaf.offset : leaf.end]
     model.state.copy_(start + whole)
     return vectors.write("update", client, whole), sent.num_bytes + layout.shared_bytes - shared, trained
 

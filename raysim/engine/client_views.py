@@ -72,7 +72,7 @@ def client_views(
     )
     return {
         method.name: shared(
-            class_counts=_group_counts(examples, trainer.num_groups),
+            class_counts=torch.tensor(trainer.federation.class_counts[client], device=model.device),
             message=current.fields.get(method.name, {}),
             overheard=current.overheard.get(method.name, {}),
             memory=memory.get(method.name, {}),
@@ -125,10 +125,3 @@ def _trained_from(
             share=current.phase.share_of(client, trainer.seed, current.index),
         )
         return model.state.clone()
-
-
-def _group_counts(examples: Examples, num_groups: int) -> Tensor:
-    """Return (groups,) int64: number of examples of each class; one group if the targets are no classes."""
-    if num_groups == 1:
-        return torch.tensor([len(examples)], device=examples.targets.device)
-    return torch.bincount(examples.targets, minlength=num_groups)

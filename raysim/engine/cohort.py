@@ -82,9 +82,7 @@ class Cohort:
 
     def has_nonfinite_update(self) -> np.ndarray:
         """Return (K,) bool: whether a client's update or a reported Vector holds an infinity or NaN."""
-        is_bad = np.zeros(len(self.clients), bool)
-        for peaks in self.reports.peaks.values():
-            is_bad |= ~np.isfinite(peaks).all(axis=1)
+        is_bad: np.ndarray = np.any([~np.isfinite(peaks).all(1) for peaks in self.reports.peaks.values()], axis=0)
         return is_bad
 
     def drop_nonfinite(self, round_index: int, *, skips: bool) -> None:
@@ -119,11 +117,11 @@ class Cohort:
 
     def memories(self) -> Iterator[tuple[int, Handle]]:
         """Return (client, handle of the new memory) of each kept client with memory."""
-        for result, rows, _ in self._parts():
-            if result.memories:
-                for row in rows.tolist():
-                    if result.memories[row] is not None:
-                        yield int(result.reports.client[row]), result.memories[row]
+        kept = set(self.clients[self.is_kept].tolist())
+        for result in self._results:
+            for client, memory in zip(result.reports.client.tolist(), result.memories, strict=False):
+                if memory is not None and client in kept:
+                    yield client, memory
 
     def total(self, vector: str, weights: Weights) -> Tensor:
         """Return the exact weighted sum over the kept clients, computed by the trainers that hold the vectors.
@@ -143,27 +141,20 @@ class Cohort:
         for first, last in leaf_cuts(leaves):
             call = partial(Trainer.fold, vector=vector, constants=pack(constants[first:last]), first=first, last=last)
             some = {leaf.name: weights[leaf.name] for leaf in leaves[first:last] if leaf.name in weights}
-            parts = [
-                (result, TaskClients(result.reports.client[rows], pack(take(some, places))))
-                for result, rows, places in self._parts()
-            ]
             into = total[leaves[first].offset : leaves[last - 1].end]
-            for part in self._pool.at_results(call, parts, adds=True):
+            for part in self._pool.at_results(call, self._parts(some), adds=True):
                 into += readonly_tensor(part)
             del part  # frees room in the object store for the next parts
         return total
 
     def map_updates(self, function: Callable[[Tensor, Value], Value], shared: Value = None) -> list[Value]:
         """Return function(update [num_params], shared) for every kept client in ascending order; trainers call it."""
-        parts = list(self._parts())
-        asked = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in parts]
+        parts = self._parts()
+        answers: dict[int, Value] = {}
         call = partial(mapped_updates, function=function, shared=pack(shared))
-        answers = self._pool.at_results(call, asked, adds=False)
-        ordered: list[Value] = [None] * int(self.is_kept.sum())
-        for (_, _, places), values in zip(parts, answers, strict=True):
-            for place, value in zip(places.tolist(), values, strict=True):
-                ordered[place] = unpack(value)
-        return ordered
+        for (_, part), values in zip(parts, self._pool.at_results(call, parts, adds=False), strict=True):
+            answers |= dict(zip(part.clients.tolist(), values, strict=True))
+        return [unpack(answers[client]) for client in self.clients[self.is_kept].tolist()]
 
     def map_columns(
         self, function: Callable[[Tensor, Tensor, Value], Value], shared: Value = None, rows: Tensor | None = None
@@ -175,17 +166,20 @@ class Cohort:
         if not self.is_kept.any():  # no trainer holds a row
             return [function(torch.zeros(0, end - start), extra[:, start:end], shared) for start, end in cuts]
         call = partial(mapped_columns, function=function, shared=pack(shared), extra=pack(extra))
-        parts = [(result, TaskClients(result.reports.client[rows])) for result, rows, _ in self._parts()]
-        return [unpack(answer) for answer in self._pool.on_columns(call, parts, cuts)]
+        return [unpack(answer) for answer in self._pool.on_columns(call, self._parts(), cuts)]
 
-    def _parts(self) -> Iterator[tuple[TaskResult, np.ndarray, Tensor]]:
-        """Return (result, kept rows, places among the kept clients) for each task result with kept rows."""
-        place_among_kept = np.cumsum(self.is_kept) - 1
+    def _parts(self, weights: Weights | None = None) -> list[tuple[TaskResult, TaskClients]]:
+        """Return (result, kept clients with their weights) for each task result with kept clients.
+
+        weights: weights of all kept clients.
+        """
+        kept, parts = self.clients[self.is_kept], []
         for result in self._results:
-            positions = np.searchsorted(self.clients, result.reports.client)
-            rows = np.flatnonzero(self.is_kept[positions])
-            if len(rows):
-                yield result, rows, torch.from_numpy(place_among_kept[positions[rows]])
+            clients = result.reports.client[np.isin(result.reports.client, kept)]
+            if len(clients):
+                places = torch.from_numpy(np.searchsorted(kept, clients))
+                parts.append((result, TaskClients(clients, pack(take(weights or {}, places)))))
+        return parts
 
 
 def counters_of(cohort: Cohort, layout: Layout, before: Mapping[str, int]) -> dict[str, int]:

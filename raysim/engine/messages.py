@@ -90,9 +90,6 @@ Packed = Value
 #: Reference to a value, opaque outside the pool that returned it (with Ray, an object reference). None stands for None.
 Handle = object
 
-#: Method name -> name of a report -> (k, ...) values.
-MethodReports = Mapping[str, Mapping[str, np.ndarray]]
-
 
 @dataclass(frozen=True)
 class RoundMessage:
@@ -140,7 +137,7 @@ class Reports:
       sent_bytes: (k,) int64, size of the update as sent, see `Update`, including buffers.
       peaks: vector name -> (k, leaves) float64, largest absolute entry of each leaf.
       counters: integer buffer -> (k,) int64.
-      methods: small reports of the methods.
+      methods: method name -> name of a small report -> (k, ...) values.
       personal: (k, domains, classes) float64, test score of each client's personal model by domain and class, or
         (k, 1, 1) on the client's test rows; None without personal models or layers, and in rounds without evaluation.
       origin: (k,) texts, origin of a non-finite update, see `first_nonfinite`; empty for finite updates.
@@ -155,7 +152,7 @@ class Reports:
     sent_bytes: np.ndarray
     peaks: Mapping[str, np.ndarray]
     counters: Mapping[str, np.ndarray]
-    methods: MethodReports
+    methods: Mapping[str, Mapping[str, np.ndarray]]
     personal: np.ndarray | None = None
     origin: np.ndarray | None = None
 

@@ -80,9 +80,13 @@ def cohort_metrics(
         "comm/down_mb": count * bytes_down(message, layout) / 1e6,
         "clients/dropped": float((~cohort.is_kept).sum()),
     }
-    if reports.personal is not None and federation.num_test and cohort.is_kept.any():
-        metrics |= personal_metrics(reports.personal[cohort.is_kept], cohort.clients[cohort.is_kept], federation, task)
-    return metrics
+    if reports.personal is None or not federation.num_test or not cohort.is_kept.any():
+        return metrics
+    scores = reports.personal[cohort.is_kept]
+    if federation.test_sizes is not None:  # (K, 1, 1), the mean over each client's test rows
+        return metrics | spread_of(f"clients/personal_{task.of_part}", task.finish(scores[:, 0, 0]))
+    means = of.expected_means(training_cells(federation)[cohort.clients[cohort.is_kept]], scores)
+    return metrics | spread_of(f"clients/expected_personal_{task.of_part}", task.finish(means))
 
 
 def client_columns(cohort: Cohort, weights: Weights, layout: Layout) -> dict[str, np.ndarray]:
@@ -127,12 +131,14 @@ def evaluation(
       num_outputs: number of outputs of the model.
       metrics: further metrics of the test set by name, computed from all logits.
     """
-    numbers: dict[str, float] = {}
+
+    def of_rows(name: str) -> dict[str, float]:
+        """Return main metric and loss on a held-out set."""
+        main = task.metrics(scores[name].columns, num_outputs)[task.main]
+        return {f"server/{name}_{task.main}": main, f"server/{name}_loss": scores[name].mean_loss}
+
+    numbers = of_rows("validation") if "validation" in scores else {}
     confusion = None
-    if "validation" in scores:
-        score = scores["validation"]
-        main = task.metrics(score.columns, num_outputs)[task.main]
-        numbers |= {f"server/validation_{task.main}": main, "server/validation_loss": score.mean_loss}
     if "test" in scores:
         score = scores["test"]
         num_classes = federation.class_counts.shape[1]
@@ -149,11 +155,8 @@ def evaluation(
                 warnings.simplefilter("ignore")  # scikit-learn warns of missing classes
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}
     if "unseen" in scores and federation.unseen_sizes is not None:
-        score = scores["unseen"]
-        main = task.metrics(score.columns, num_outputs)[task.main]
-        numbers |= {f"server/unseen_{task.main}": main, "server/unseen_loss": score.mean_loss}
-        own = of.client_means(task.values(score.columns), federation.unseen_sizes)
-        numbers |= spread_of(f"clients/unseen_{task.of_part}", task.finish(own))
+        own = of.client_means(task.values(scores["unseen"].columns), federation.unseen_sizes)
+        numbers |= of_rows("unseen") | spread_of(f"clients/unseen_{task.of_part}", task.finish(own))
     for name in federation.test_sets:
         values = task.values(scores[f"test-{name}"].columns)
         numbers[f"server/{task.of_part}_{name}"] = float(task.finish(values.mean()))
@@ -204,18 +207,3 @@ def spread_of(name: str, scores: np.ndarray) -> dict[str, float]:
         f"{name}_p10": float(np.quantile(scored, 0.1 if is_low_worse else 0.9)),
         f"{name}_worst": float(scored.min() if is_low_worse else scored.max()),
     }
-
-
-def personal_metrics(
-    tables: np.ndarray, clients: np.ndarray, federation: Federation, task: Task = CLASSES
-) -> dict[str, float]:
-    """Return mean, worst-decile and worst score of the cohort's personal models.
-
-    Args:
-      tables: (K, domains, classes), the `cell_means` of each personal model; or (K, 1, 1), the mean over the client's
-        test rows if clients have test rows.
-    """
-    if federation.test_sizes is not None:
-        return spread_of(f"clients/personal_{task.of_part}", task.finish(tables[:, 0, 0]))
-    means = task.finish(of.expected_means(training_cells(federation)[clients], tables))
-    return spread_of(f"clients/expected_personal_{task.of_part}", means)

@@ -137,9 +137,8 @@ class Turns:
             size_bytes = down(), self.bytes_up[1]
 
             def seconds_of(clients: np.ndarray) -> np.ndarray:
-                return table.speeds.seconds(
-                    clients, np.array([steps_of(each) for each in clients.tolist()]), *size_bytes
-                )
+                steps = np.array([steps_of(each) for each in clients.tolist()])
+                return table.speeds.seconds(clients, steps, *size_bytes)
 
             self.sent = self._needed() | {index: message}
             turn = phase.turn_of(table, index, seconds_of)

@@ -29,15 +29,10 @@ def slices_of(name: str, count: int, batch_size: int) -> list[Slice]:
     Slices depend only on the set's size and the batch size, so that sums of losses have the same bits for any number of
     trainers.
     """
-    num_slices = min(SLICES, _power_of_two(count // FEWEST_ROWS))
+    num_slices = min(SLICES, 1 << max(1, count // FEWEST_ROWS).bit_length() - 1)  # a power of two
     rows = min(max(SLICE_ROWS, batch_size), max(1, math.ceil(count / num_slices)))
     rows = rows // batch_size * batch_size or rows
     return [Slice(name, start, end) for start, end in bounds_of(count, rows)]
-
-
-def _power_of_two(limit: int) -> int:
-    """Return the largest power of two that is at most `limit`; 1 for limits below 1."""
-    return 1 << max(1, limit).bit_length() - 1
 
 
 #: call(trainer, slices) -> an answer for each slice; the global model to score is loaded in the trainer.

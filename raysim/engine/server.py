@@ -140,7 +140,7 @@ class Server:
         # encoded for the downlink, the update is added to the global model.
         base = start if message.params_bytes is None else self.params
         views = ServerViews(self, cohort, round_index, start, base)
-        weights = self._weigh(phase.stack, views)
+        weights = phase.stack.weigh(views.base_weights(phase.stack), views.of)
         self._apply_weights(phase.stack, views, weights)
         aggregated = self.clock()
         scores, confusion = self._evaluate(phase.stack, views, weights) if self._is_due(round_index) else ({}, None)
@@ -232,11 +232,8 @@ class Server:
 
     def _queues(self, phase: Phase, round_index: int, clients: np.ndarray, first: int = 0) -> Queues:
         """Cut clients into client blocks, numbered from `first`, and assign tasks to trainers."""
-        work = [
-            # One more than the steps: a client without steps is also loaded and reports.
-            1 + self._num_steps(phase, round_index, client)
-            for client in clients.tolist()
-        ]
+        # One more than the steps: a client without steps is also loaded and reports.
+        work = [1 + self._num_steps(phase, round_index, client) for client in clients.tolist()]
         # The number of trainers is used only here, after the blocks are cut: no result may depend on it.
         return assign_blocks(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
 
@@ -248,10 +245,6 @@ class Server:
         for client, memory in cohort.memories():
             self._memories[client] = memory
             self._changed.add(client)
-
-    def _weigh(self, stack: Stack, views: ServerViews) -> Weights:
-        """Return the aggregation weights: shares of the examples, then changed by each method's `weigh`, as FedVG's."""
-        return stack.weigh(views.base_weights(stack), views.of)
 
     def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
         """Apply the aggregation weights: exact weighted sum, server updates of the methods, new global state."""
@@ -318,14 +311,9 @@ class Server:
 
     def params_sha256(self) -> str:
         """Return the SHA-256 of names, shapes and values of all leaves. Equal digests mean the same result."""
-        return state_sha256(self.layout, self.state)
-
-
-def state_sha256(layout: Layout, state: Tensor) -> str:
-    """Return the SHA-256 of a state vector; the memory format of the leaves has no effect."""
-    digest = hashlib.sha256()
-    for name, value in layout.views(state).items():
-        digest.update(f"{name}{tuple(value.shape)}".encode())
-        # Contiguous: the order of values in the vector (channels-last) may differ between machines.
-        digest.update(value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        digest = hashlib.sha256()
+        for name, value in self.layout.views(self.state).items():
+            digest.update(f"{name}{tuple(value.shape)}".encode())
+            # Contiguous: the order of values in the vector (channels-last) may differ between machines.
+            digest.update(value.contiguous().numpy().tobytes())
+        return digest.hexdigest()

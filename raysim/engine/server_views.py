@@ -172,6 +172,4 @@ class ServerViews:
 
         FedVG's `auto` computes validation losses, and the round ends with the model that has the lowest loss.
         """
-        if self.best is None or not torch.equal(self.best[0], state):
-            return {}
-        return {"validation": self.best[1]}
+        return {"validation": self.best[1]} if self.best and torch.equal(self.best[0], state) else {}

@@ -62,7 +62,6 @@ class Trainer:
     Attributes:
       module: the network; its initial values have no effect, since every client starts from the message.
       head: path of the classifier layer.
-      num_groups: number of classes, or 1, see `SetInfo.groups`.
       num_threads: PyTorch's threads in this process; results may depend on the number.
       build: build(seed=...) -> module with the initial values of a seed, for `ClientView.initial_state`; None for
         trainers outside of runs.
@@ -75,7 +74,6 @@ class Trainer:
     phases: Sequence[Phase]
     federation: Federation
     transform: Transform
-    num_groups: int
     seed: int
     device: str = "cpu"
     num_threads: int = 1
@@ -165,7 +163,7 @@ class Trainer:
             view.num_steps = num_steps
         is_scored = current.message.is_scored
         own = phase.stack.own_model(views, is_scored=is_scored)
-        peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start, self.layout)
+        peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start)
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
         # `raysim.core.hooks.called` checks each call of a hook; the backward pass of a hook's loss is outside the call.
         if start._version != version:
@@ -220,7 +218,7 @@ class Trainer:
         values = self.task.values(score.columns) if len(score) else np.zeros(0)
         if federation.test_sizes is not None:
             return client_means(values, np.array([end - start]))[:, None]
-        shape = (max(1, len(federation.domains)), self.num_groups)
+        shape = (max(1, len(federation.domains)), federation.class_counts.shape[1])
         return cell_means(values, score.labels, federation.test_domains, shape)
 
     def batches_of(self, examples: Examples, *, is_normalised: bool = True) -> Iterable[Batch]:
@@ -255,8 +253,7 @@ class Trainer:
     def accuracy_on(self, held_out: str) -> float:
         """Return the metric `Task.of_part` of the current model on a held-out set; see `ClientView.accuracy`."""
         with self.model.at(self.model.state, train=False):
-            examples = self.data.held_out(held_out)
-            score = evaluate(self.model, examples, self.transform, batch_size=self.evaluation_batch)
+            score = self._score(Slice(held_out, 0, len(self.data.held_out(held_out))))
         return float(self.task.finish(self.task.values(score.columns).mean()))
 
     def fold(

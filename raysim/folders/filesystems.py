@@ -110,27 +110,17 @@ class RemoteFolder:
         self.system.move(part, target)
 
 
-def remote_folder(uri: str) -> RemoteFolder:
-    """Return the folder at a URI, without checking that it can be read.
+def reached_folder(uri: str) -> RemoteFolder:
+    """Return the folder at a URI, which is listed first; for s3 and gcs the existence of the bucket is checked as well.
 
     Raises:
-      DataError: the URI is not understood.
+      DataError: the URI is not understood, a check failed, or the server did not answer in time.
     """
     if fault := uri_fault(uri):
         raise DataError(fault)
     with explained(f"{uri} cannot be read", "", REMEDY, *FAILURES):
         system, path = _limited(uri)
-    return RemoteFolder(system, path.rstrip("/"), uri)
-
-
-def reached_folder(uri: str) -> RemoteFolder:
-    """Return the folder at a URI, which is listed first; for s3 and gcs the existence of the bucket is checked as well.
-
-    Raises:
-      DataError: a check failed, or the server did not answer in time.
-    """
-    folder = remote_folder(uri)
-    with explained(f"{uri} cannot be read", "", REMEDY, *FAILURES):
+        folder = RemoteFolder(system, path.rstrip("/"), uri)
         # Azure is left out, since pyarrow 26 ends the process if it has no credentials for this request.
         if folder.system.type_name in ("s3", "gcs"):
             bucket = folder.path.partition("/")[0]

@@ -195,16 +195,13 @@ class RunFolder:
         Raises:
           RunExists: another process holds the directory for longer than `wait_s` seconds.
         """
-        lock = FileLock(self.path / ".lock")
         try:
-            lock.acquire(timeout=wait_s)
+            lock = FileLock(self.path / ".lock").acquire(timeout=wait_s)
         except Timeout as error:
             remedy = "wait for the process, or choose another name"
             raise RunExists(f"{kind} {self.name!r} is running", str(self.path), remedy) from error
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
     def remove_leftovers(self) -> None:
         """Remove partial files and folders of killed processes; the caller must hold the lock."""

@@ -36,25 +36,12 @@ def vit(
       heads: heads of each attention layer.
       patch: height and width of a patch; must divide the height and width of the images.
       mlp_ratio: width of the hidden layer of a block, as a multiple of `dim`.
-      dropout: dropout after the position embedding, in the blocks and in front of the classifier.
+      dropout: dropout in front of the classifier.
       drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
     """
     sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "mlp_ratio": mlp_ratio}
     rates = {"drop_rate": dropout, "drop_path_rate": drop_path}
     return _create("vit_tiny_patch16_224", shape, classes, sizes | rates)
-
-
-def vit_16(
-    network: str, shape: Shape, classes: int, *, patch: Width = 16, dropout: Rate = 0.0, drop_path: Rate = 0.0
-) -> nn.Module:
-    """A standard vision transformer of timm, for any image size that is divisible by the patch size.
-
-    Args:
-      patch: height and width of a patch.
-      dropout: dropout after the position embedding, in the blocks and in front of the classifier.
-      drop_path: chance that a residual branch is skipped in training, growing over the depth up to this.
-    """
-    return _create(network, shape, classes, {"patch_size": patch, "drop_rate": dropout, "drop_path_rate": drop_path})
 
 
 def timm_model(
@@ -64,8 +51,9 @@ def timm_model(
 
     Args:
       dropout: dropout in front of the classifier.
-      arguments: further arguments of timm.create_model, such as {drop_path_rate: 0.1}. With pretrained: default,
-        {pretrained_cfg_overlay: {file: PATH}} lets timm fit a local file made for another image size.
+      arguments: further arguments of timm.create_model, such as {drop_path_rate: 0.1}, or {patch_size: 8} for a vision
+        transformer. With pretrained: default, {pretrained_cfg_overlay: {file: PATH}} lets timm fit a local file made for
+        another image size.
     """
     return _create(network, shape, classes, {"drop_rate": dropout, **(arguments or {})})
 
@@ -74,7 +62,14 @@ def _create(network: str, shape: Shape, classes: int, arguments: Options, *, pre
     fitted: Options = {"in_chans": shape[2], "num_classes": classes}
     if _config_of(network).fixed_input_size:
         fitted = {**fitted, "img_size": shape[:2]}
-    return _fitting(library("timm").create_model(network, pretrained=pretrained, **{**fitted, **arguments}), shape)
+    module = library("timm").create_model(network, pretrained=pretrained, **{**fitted, **arguments})
+    patches = getattr(module, "patch_embed", None)
+    # timm would ignore the pixels that the patches do not cover.
+    if isinstance(patches, library("timm.layers").PatchEmbed) and not patches.dynamic_img_pad:
+        rows, columns = patches.patch_size
+        if shape[0] % rows or shape[1] % columns:
+            raise ValueError(f"{shape[0]} x {shape[1]} images are not divisible into {rows} x {columns} patches")
+    return module
 
 
 def _config_of(network: str) -> PretrainedCfg:
@@ -84,29 +79,17 @@ def _config_of(network: str) -> PretrainedCfg:
     return config
 
 
-def _fitting(module: nn.Module, shape: Shape) -> nn.Module:
-    """Return the module. Raises ValueError unless its patches cover the images: timm would ignore the other pixels."""
-    patches = getattr(module, "patch_embed", None)
-    if isinstance(patches, library("timm.layers").PatchEmbed) and not patches.dynamic_img_pad:
-        rows, columns = patches.patch_size
-        if shape[0] % rows or shape[1] % columns:
-            raise ValueError(f"{shape[0]} x {shape[1]} images are not divisible into {rows} x {columns} patches")
-    return module
-
-
-def _published(network: str, shape: Shape, classes: int, **options: object) -> Mapping[str, Tensor]:
+def _published(
+    network: str, shape: Shape, classes: int, *, arguments: Options | None = None, **options: object
+) -> Mapping[str, Tensor]:
     """Return timm's weights, fitted by timm to the input size, patch size, number of channels and number of classes.
 
     A classifier for another number of classes is random, drawn from the global random stream.
     """
     if not _config_of(network).has_weights:
         raise LookupError(f"timm has no weights for {network}")
-    arguments = options.get("arguments")
-    known = dict(arguments) if isinstance(arguments, Mapping) else {}
-    if "patch" in options:
-        known["patch_size"] = options["patch"]
     on_meta = torch.empty(0).is_meta
-    return _create(network, shape, classes, known, pretrained=not on_meta).state_dict()
+    return _create(network, shape, classes, arguments or {}, pretrained=not on_meta).state_dict()
 
 
 def knows(network: str) -> bool:
@@ -131,7 +114,7 @@ def timm_architecture(network: str) -> Architecture:
 
 
 def _vit(network: str) -> Architecture:
-    return Architecture(partial(vit_16, network), "head", partial(_published, network), size=224)
+    return Architecture(partial(timm_model, network), "head", partial(_published, network), size=224)
 
 
 TRANSFORMERS = {

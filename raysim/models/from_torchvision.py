@@ -156,12 +156,10 @@ def _published(network: str, shape: Shape, classes: int, **options: object) -> M
     return models.get_model_weights(network).DEFAULT.get_state_dict(progress=False, check_hash=True)
 
 
-RESNETS = {
+TORCHVISION = {
     name: Architecture(partial(resnet, name), "fc", partial(_published, name), prefers_channels_last=True, size=224)
     for name in ("resnet18", "resnet34", "resnet50")
-}
-TORCHVISION = {
-    **RESNETS,
+} | {
     "mobilenetv2": Architecture(
         mobilenetv2, "classifier.1", partial(_published, "mobilenet_v2"), prefers_channels_last=True, size=224
     ),

@@ -291,11 +291,7 @@ def make_phases(config: Config, methods: Sequence[Method]) -> list[Phase]:
 
 
 def layout_for(model: ModelGroup, spec: ModelSpec, methods: Sequence[Method]) -> Layout:
-    """Return the layout of a model; methods may divide the parameters.
-
-    Raises:
-      ValueError, KeyError: a method's partition of the parameters is impossible.
-    """
+    """Return the layout of a model; methods may divide the parameters."""
     skeleton, head = cached_skeleton(replace(spec, pretrained=None)), head_of(spec)
     trained = frozenset(name for name, parameter in skeleton.named_parameters() if parameter.requires_grad)
     everything = Partition(trained, trained | float_buffers(skeleton).keys(), head, frozenset(norm_names(skeleton)))
@@ -342,7 +338,6 @@ def make_trainer(recipe: Recipe) -> Trainer:
         phases=make_phases(config, methods),
         federation=open_federation(recipe),
         transform=input_transform(config, recipe.info, channels_last=prefers_channels_last(spec, module)),
-        num_groups=len(recipe.info.groups),
         task=recipe.task,
         seed=config.seed,
         device=device_of(recipe),

@@ -1,4 +1,4 @@
-"""Decision about a run from the state of its folder: begin, resume, extend, show, or refuse."""
+"""Decision about a run from the state of its folder: begin, resume, show, or refuse."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from raysim.folders.run_folder import RunFolder, changes
 from raysim.plan.build import Plan
 from raysim.running.record import reason_to_stop
 
-#: begin: the run does not exist yet. resume: continue from the checkpoint. extend: resume with more rounds or another
-#: `stop`. show: the run is finished, and its summary is returned.
-Step = Literal["begin", "resume", "extend", "show"]
+#: begin: the run does not exist yet. resume: continue from the checkpoint, also with more rounds or another `stop`. show:
+#: the run is finished, and its summary is returned.
+Step = Literal["begin", "resume", "show"]
 
 OTHER = "choose another name, or delete the folder"
 
@@ -59,9 +59,7 @@ def next_step(plan: Plan, folder: RunFolder, where: str) -> Step:
         text = f"{run} has {before['rounds']} rounds, and {plan.depends_on_length} depends on the number"
         faults.append(Fault("rounds", f"{text}; choose another name"))
     refuse(faults or _other_data(plan, folder, run, is_same_partition), f"resuming {folder.name!r}")
-    if is_finished and not is_wanted:
-        return "show"
-    return "extend" if is_longer or has_other_stop else "resume"
+    return "show" if is_finished and not is_wanted else "resume"
 
 
 def _other_data(plan: Plan, folder: RunFolder, run: str, is_same_partition: bool) -> list[Fault]:

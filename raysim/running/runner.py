@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from safetensors.torch import save
-from torch import Tensor
 
 from raysim.base.direction import DIRECTIONS, OF_RAYSIM
 from raysim.base.errors import ClusterLost, RaysimError, RunExists, explained
@@ -40,7 +39,7 @@ from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers
 from raysim.running.record import Recorder, headlines, reason_to_stop
-from raysim.running.resume import OTHER, Step, next_step
+from raysim.running.resume import OTHER, next_step
 
 
 def execute(
@@ -106,13 +105,13 @@ def _attempt(
     store = CheckpointStore(folder.checkpoints)
     where = stored.uri if stored else str(folder.path)
     step = next_step(plan, folder, where)
-    if step in ("show", "resume") and _told_anew(plan, folder, on_note):
-        push()
     if step == "show":
         return _shown(folder, on_start, on_summary)
     if step == "begin":
-        _write_beginning(plan, folder)
-    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, where, step, on_note)
+        write_partition(folder, plan.manifest, plan.info)
+        write_file(folder.weights, plan.weights_sha256.encode())
+    checkpoint = None if step == "begin" else _checkpoint(plan, folder, store, where, on_note)
+    folder.write_config(config.model_dump(mode="json"))  # after the partition: config.yaml makes the folder a run
     folder.clear("STOPPED", "FAILED")
     wanted = config.resources
     marked = _failure_marked(folder, "" if config.name else folder.name, goes_on=number < wanted.restarts)
@@ -159,28 +158,6 @@ def _recorder(plan: Plan, folder: RunFolder, first_round: int, loggers: Loggers)
     )
 
 
-def _write_beginning(plan: Plan, folder: RunFolder) -> None:
-    """Write the files that identify a run: the partition, the checksum of pretrained weights, and config.yaml last."""
-    write_partition(folder, plan.manifest, plan.info)
-    write_file(folder.weights, plan.weights_sha256.encode())
-    folder.write_config(plan.config.model_dump(mode="json"))
-
-
-def _told_anew(plan: Plan, folder: RunFolder, on_note: Tell) -> bool:
-    """Store new labels and report settings in config.yaml of an existing run; return whether any changed.
-
-    Labels and report settings affect tables only, not results.
-    """
-    before = folder.read_config()
-    now = plan.config.model_dump(mode="json")
-    given = {"labels": plan.config.labels, "report": plan.config.report.model_fields_set}
-    news = {key: now[key] for key, value in given.items() if value and now[key] != before.get(key)}
-    if news:
-        folder.write_config({**before, **news})
-        on_note(f"config.yaml of run {folder.name!r} has the {' and '.join(news)} of the present call")
-    return bool(news)
-
-
 def _shown(
     folder: RunFolder, on_start: Callable[[Path, int, int], None], on_summary: Callable[[Path, Settings], None]
 ) -> Settings:
@@ -194,7 +171,10 @@ def _shown(
 
 def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Recorder, reason: str) -> Settings:
     """Write the final model and the summary; return the summary."""
-    write_file(folder.model, save(final_model(plan, server)))
+    # LIVAR scores a merged model, of a higher rank than the adapters; the file has the adapters that are broadcast.
+    snapshot, seed = server.snapshot(), plan.config.seed
+    state, counters = unpack(snapshot.state), snapshot.counters
+    write_file(folder.model, save(trained_tensors(plan.spec, plan.layout, seed=seed, state=state, counters=counters)))
     facts = {
         "methods": as_written(plan.config.methods),
         "rounds": len(recorder.rows),
@@ -217,9 +197,7 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
     return recorder.summary(facts, hyperparameters(plan.config))
 
 
-def _checkpoint(
-    plan: Plan, folder: RunFolder, store: CheckpointStore, where: str, step: Step, on_note: Tell
-) -> Checkpoint | None:
+def _checkpoint(plan: Plan, folder: RunFolder, store: CheckpointStore, where: str, on_note: Tell) -> Checkpoint | None:
     """Return the checkpoint to resume from, or None. A finished run that is extended loses its status and results.
 
     Raises:
@@ -239,9 +217,6 @@ def _checkpoint(
     if is_finished:
         # First, so that a kill after this line does not leave a finished run with a new configuration.
         folder.clear("COMPLETED")
-    if step == "extend":
-        folder.write_config(plan.config.model_dump(mode="json"))
-    if is_finished:
         for result in (folder.summary, folder.model):  # results of the shorter run
             result.unlink(missing_ok=True)
     return checkpoint
@@ -316,16 +291,6 @@ def write_partition(folder: RunFolder, manifest: Manifest, info: SetInfo) -> Non
     for path, table in ((folder.partition_table, clients), (folder.examples, manifest.division.table)):
         suffix, content = table_file(table)
         write_file(path.with_suffix(suffix), content)
-
-
-def final_model(plan: Plan, server: ServerHandle) -> dict[str, Tensor]:
-    """Return the state dict of the global model after the last round; see `trained_tensors`.
-
-    LIVAR scores a merged model, of a higher rank than the adapters; the state dict has the adapters that are broadcast.
-    """
-    snapshot = server.snapshot()
-    state, seed = unpack(snapshot.state), plan.config.seed
-    return trained_tensors(plan.spec, plan.layout, seed=seed, state=state, counters=snapshot.counters)
 
 
 def hyperparameters(config: Config) -> Settings:

@@ -51,12 +51,10 @@ class LocalSettings:
     num_rounds: int = 1
 
     def lr_of(self, round_index: int) -> float:
-        if self.schedule == "constant":
-            return self.lr
         if self.schedule == "cosine":  # never exactly 0: methods divide by it
             share = min(1.0, round_index / self.num_rounds)
             return self.lr * max((1 + math.cos(math.pi * share)) / 2, 1e-16)
-        return self.lr * self.lr_decay**round_index
+        return self.lr * self.lr_decay**round_index  # lr_decay is 1 if the schedule is constant
 
     @property
     def is_bare_descent(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import cast
 
 import torch
@@ -178,14 +179,8 @@ class BoundModel:
 
         Buffers are restored as well, unless `moves_buffers`: the forward pass then updates buffers as a training step.
         """
-        with self.at(point), self._gradient_kept():
-            grad = self.gradient_function(loss)(self.params, batch).clone()
-            buffers, counters = self.buffers.clone(), {name: buffer.clone() for name, buffer in self.counters.items()}
-        if moves_buffers:
-            self.buffers.copy_(buffers)
-            for name, buffer in self.counters.items():
-                buffer.copy_(counters[name])
-        return grad
+        with self.at(point, moves_buffers=moves_buffers), self._gradient_kept():
+            return self.gradient_function(loss)(self.params, batch).clone()
 
     def mean_gradient(self, batches: Iterable[Batch], *, num_examples: int, train: bool, seed: int) -> Tensor:
         """Return [num_params]: gradient of the mean loss over all batches at the current state.
@@ -231,8 +226,12 @@ class BoundModel:
             self.module.train(mode)
 
     @contextmanager
-    def at(self, point: Tensor, *, train: bool | None = None) -> Iterator[None]:
-        """Move the model to another point, and optionally another mode; restore everything after the block."""
+    def at(self, point: Tensor, *, train: bool | None = None, moves_buffers: bool = False) -> Iterator[None]:
+        """Move the model to another point, and optionally another mode; restore everything after the block.
+
+        Args:
+          moves_buffers: whether buffers keep the values that they have at the end of the block.
+        """
         kept, mode = self.state.clone(), self.module.training
         counters = {name: buffer.clone() for name, buffer in self.counters.items()}
         if point.data_ptr() != self.state.data_ptr():
@@ -242,9 +241,11 @@ class BoundModel:
         try:
             yield
         finally:
-            self.state.copy_(kept)
-            for name, buffer in self.counters.items():
-                buffer.copy_(counters[name])
+            self.params.copy_(kept[: len(self.params)])
+            if not moves_buffers:
+                self.buffers.copy_(kept[len(self.params) :])
+                for name, buffer in self.counters.items():
+                    buffer.copy_(counters[name])
             self.module.train(mode)
 
     @contextmanager
@@ -262,7 +263,7 @@ class BoundModel:
         """Replace the operations of layers (the `forward` hook) in the block."""
         layers = {name: self.module.get_submodule(name) for name in ops}
         for name, layer in layers.items():
-            layer.forward = _bound(ops[name], layer)
+            layer.forward = partial(ops[name], layer)
         try:
             yield
         finally:
@@ -358,7 +359,3 @@ def _drops(module: nn.Module) -> bool:
     """Return whether a module drops at random: dropout (p), timm's drop path (drop_prob), attention (dropout)."""
     rates = [getattr(module, name, 0) for name in ("p", "drop_prob", "dropout")]
     return any(isinstance(rate, float | int) and rate > 0 for rate in rates)
-
-
-def _bound(op: LayerOp, layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x: op(layer, x)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from raysim.base.errors import DataError, Fault
-from raysim.base.reading import load_json, read_json, regular_file
+from raysim.base.reading import read_json, regular_file
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 from raysim.folders.files import file_digest
 from tests.fuzz.verdicts import limited
@@ -26,8 +26,9 @@ def test_pipes_devices_and_folders_are_no_files(tmp_path):
 
 def test_json_and_yaml_have_a_bound_on_depth_and_size(tmp_path):
     for text in ("[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000):
+        (tmp_path / "deep.json").write_text(text)
         with pytest.raises(ValueError, match="nested too deeply"):
-            load_json(text)
+            read_json(tmp_path / "deep.json")
     (tmp_path / "large.yaml").write_text("a: 1\n" + "#" * 2_000_001)
     with pytest.raises(ValueError, match=r"2,000,006 bytes; a configuration has 2,000,000 at most"):
         read_yaml(tmp_path / "large.yaml")

@@ -85,12 +85,16 @@ def test_every_part_of_a_serial_run_has_its_line(run_file):
     )
 
 
+def failing():
+    """A logger with an error in each round."""
+    return SimpleNamespace(start=lambda *_: None, round=lambda _: 1 / 0, end=lambda _: None)
+
+
 def test_a_quiet_run_says_nothing(settings, capsys):
-    raysim.run(settings, name="a", rounds=1, quiet=True)
-    raysim.run(settings, name="a", rounds=1, labels={"method": "mine"}, quiet=True)
+    raysim.run(settings, name="a", rounds=1, loggers=[failing], quiet=True)
     assert capsys.readouterr() == ("", "")
-    raysim.run(settings, name="a", rounds=1, labels={"method": "yours"})
-    assert "config.yaml of run 'a' has the labels" in capsys.readouterr().err
+    raysim.run(settings, name="b", rounds=1, loggers=[failing])
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import nn
 from raysim.base.errors import RaysimError
 from raysim.core.conflicts import conflicts
 from raysim.core.method import Message, Method, Partition
-from raysim.core.stack import Stack, chain
+from raysim.core.stack import Stack
 
 
 @dataclass
@@ -68,13 +68,13 @@ def test_what_a_method_freezes_is_not_sent():
     assert (left.trained, left.shared) == ({"b"}, {"b"})
 
 
-def test_a_part_of_a_chain_sees_the_weights_that_the_part_before_it_made():
+def test_a_method_sees_the_weights_that_the_method_before_it_made():
     def doubles(weights, view):
         return {name: 2 * view.weights[name] for name in weights}
 
-    both = chain("both", Method("first", weigh=doubles), Method("second", weigh=doubles))
+    both = Stack([Method("first", weigh=doubles), Method("second", weigh=doubles)])
     weights = {"leaf": torch.ones(2, dtype=torch.float64)}
-    assert both.weigh(weights, View(weights))["leaf"].tolist() == [4, 4]
+    assert both.weigh(weights, lambda name, so_far: View(so_far))["leaf"].tolist() == [4, 4]
 
 
 def test_a_claim_leaves_out_what_stands_behind_its_mark():
@@ -145,7 +145,7 @@ def run_server(function):
             r"its grads returned a tensor of shape \(2,\) from the returned function" + PLACE,
         ),
         (
-            lambda: run_grads(chain("two", Method("mine", grads=lambda inner, client: lambda params, batch: None))),
+            lambda: run_grads(Method("mine", grads=lambda inner, client: lambda params, batch: None)),
             "its grads returned NoneType from the returned function, not a tensor" + PLACE,
         ),
         (
@@ -189,7 +189,7 @@ def run_server(function):
             r"its grads cannot be called with \(gradient, client\)" + PLACE,
         ),
         (
-            lambda: chain("two", Method("mine", weigh=lambda: {})),
+            lambda: Stack([Method("mine", weigh=lambda: {})]),
             r"its weigh cannot be called with \(weights, server\)" + PLACE,
         ),
         (lambda: Stack([Method("mine", report=3)]), "its report must be a function, got int"),
@@ -211,7 +211,6 @@ def run_server(function):
             for hook, act in (
                 ("grads", lambda: run_grads(Method("mine", grads=writes))),
                 ("grads", lambda: run_grads(Method("mine", grads=makes_writer))),
-                ("grads", lambda: run_grads(chain("two", Method("mine", grads=makes_writer), INNOCENT))),
                 ("grads", lambda: run_grads(Method("mine", grads=makes_writer), INNOCENT)),
                 ("loss", lambda: run_loss(Method("mine", loss=makes_writer))),
                 ("forward", lambda: run_forward(hook=writes)),

@@ -15,7 +15,7 @@ EXAMPLES = {
     conflicts: {"conflicts"},
     layout: {"Layout"},
     method: {"Method"},
-    stack: {"Stack", "chain"},
+    stack: {"Stack"},
     weights: {"RightMap", "take", "normalised"},
     aggregate: {"fold", "rounding_constants"},
 }

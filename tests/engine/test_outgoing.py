@@ -12,7 +12,6 @@ from raysim.base.errors import RaysimError
 from raysim.core.cohorts import choose_cohort
 from raysim.core.method import Crowd, Method, Update
 from raysim.core.seeding import derive_seed, torch_generator
-from raysim.core.stack import chain
 from raysim.engine.cohort import column_cuts
 from raysim.training.local import train_locally
 from tests.support.federations import plan_of, probe, run, server_on, server_with, updates_of
@@ -43,16 +42,21 @@ def test_what_is_sent_is_summed_and_what_reports_see(root):
         torch.testing.assert_close(update[:size], -0.5 * updates_of(plain)[client][:size], atol=0, rtol=0)
 
 
-def test_hooks_compose_in_the_order_of_the_list_and_chains_keep_it(root):
-    double = Method("double", outgoing=lambda update, client: update._replace(values=2 * update.values))
-    add = Method("add", outgoing=lambda update, client: update._replace(values=update.values + 1))
+def double():
+    return Method("double", outgoing=lambda update, client: update._replace(values=2 * update.values))
 
-    def sent(*methods):
-        server = server_with(root, chain("probe", *methods))
+
+def add():
+    return Method("add", outgoing=lambda update, client: update._replace(values=update.values + 1))
+
+
+def test_hooks_compose_in_the_order_of_the_list(root):
+    def sent(*names):
+        server = server_on(plan_of(root, [f"tests.engine.test_outgoing:{name}" for name in names]), root)
         server.run_round(0)
         return updates_of(server)
 
-    first, second, plain = sent(double, add), sent(add, double), sent()
+    first, second, plain = sent("double", "add"), sent("add", "double"), sent()
     size = server_on(plan_of(root), root).layout.num_params
     for client, update in plain.items():
         assert torch.equal(first[client][:size], 2 * update[:size] + 1)

@@ -48,7 +48,7 @@ def test_a_client_without_a_step_has_no_weight(root):
     views = ServerViews(server, SimpleNamespace(), 0, server.params, server.params)
     views.of = lambda name, so_far: view
     for base, expected in ((Stack(), [0.25, 0, 0.75]), (Stack([probe(base_weights="uniform")]), [0.5, 0, 0.5])):
-        weights = server._weigh(base, views)
+        weights = base.weigh(views.base_weights(base), views.of)
         assert {tuple(weight.tolist()) for weight in weights.values()} == {tuple(expected)}
 
 

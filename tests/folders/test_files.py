@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from raysim.folders.files import partial_file, replaced_file
-from raysim.folders.filesystems import remote_folder, stamps
+from raysim.folders.filesystems import reached_folder, stamps
 
 
 def test_two_containers_that_write_one_file_each_put_a_whole_one_there(tmp_path, monkeypatch):
@@ -23,7 +23,7 @@ def test_two_containers_that_write_one_file_each_put_a_whole_one_there(tmp_path,
 
 def test_two_containers_that_send_one_file_each_put_a_whole_one_there(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    there = remote_folder(f"file://{tmp_path}")
+    there = reached_folder(f"file://{tmp_path}")
 
     def fill(part):
         with open(part, "w") as file:

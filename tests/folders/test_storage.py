@@ -22,7 +22,7 @@ from raysim.cli.main import main
 from raysim.config import folder_of
 from raysim.engine.simulation import Stopped
 from raysim.folders import filesystems, storage
-from raysim.folders.filesystems import RemoteFolder, remote_folder
+from raysim.folders.filesystems import RemoteFolder, reached_folder
 from raysim.folders.run_folder import RunFolder
 from raysim.folders.storage import HOLDER, StoredRun, local_copy
 from raysim.running.runner import execute
@@ -108,7 +108,7 @@ def test_run_killed_on_one_machine_goes_on_on_another(root, tmp_path, on_s3, exp
         )
 
     process, deadline = start("one"), time.monotonic() + 120
-    remote = remote_folder(f"{on_s3}/a")
+    remote = reached_folder(f"{on_s3}/a")
     while "checkpoints/round-000001/checkpoint.json" not in remote.files():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
@@ -199,7 +199,7 @@ def test_run_deleted_there_begins_anew_and_the_local_one_is_put_aside(root, tmp_
     notes, place, begun = [], f"file://{tmp_path}/there", []
     with pytest.raises(Stopped):
         execute(a_plan(root, place), on_round=stop_after(1))
-    remote = remote_folder(place)
+    remote = reached_folder(place)
     remote.delete(remote.files())
     plan = a_plan(root, place, rounds=1, seed=9)
     execute(plan, on_start=lambda *values: begun.append(values[1]), on_note=notes.append)
@@ -251,7 +251,7 @@ def test_storage_that_fails_in_mid_run_ends_it_and_loses_nothing(root, tmp_path,
 
 def test_only_changes_travel_and_in_an_order_that_keeps_a_checkpoint_whole(tmp_path, monkeypatch):
     folder, sent = RunFolder.make(tmp_path / "here", "a"), []
-    remote = remote_folder(f"file://{tmp_path}/there/a")
+    remote = reached_folder(f"file://{tmp_path}/there/a")
     monkeypatch.setattr(filesystems, "PARALLEL", 1)
     replace, delete = RemoteFolder._replace, RemoteFolder.delete
     monkeypatch.setattr(RemoteFolder, "_replace", lambda *values: (sent.append(values[1]), replace(*values)))

@@ -27,7 +27,7 @@ def test_the_global_model_moves_by_the_momentum(root):
     for index in range(3):
         before = server.params.clone()
         server.run_round(index)
-        momentum = server.method_state["fedacg"]["lookahead"]["momentum"]
+        momentum = server.method_state["fedacg"]["momentum"]
         assert torch.allclose(server.params, before + momentum, atol=1e-6)
         assert float(momentum.norm()) > 1e-3
 
@@ -35,10 +35,10 @@ def test_the_global_model_moves_by_the_momentum(root):
 def test_clients_that_stay_at_the_lookahead_let_the_momentum_fade(root):
     server = server_on(plan_of(root, ["fedacg", "tests.support.toys:stands_still"]), root)
     momentum = torch.randn_like(server.params)
-    server.method_state["fedacg"]["lookahead"]["momentum"] = momentum
+    server.method_state["fedacg"]["momentum"] = momentum
     before = server.params.clone()
     server.run_round(0)
-    assert torch.equal(server.method_state["fedacg"]["lookahead"]["momentum"], 0.85 * momentum)
+    assert torch.equal(server.method_state["fedacg"]["momentum"], 0.85 * momentum)
     assert torch.equal(server.params, before + 0.85 * momentum)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -73,30 +74,9 @@ class ClientTask:
     tries: int = 0
 
     @property
-    def words(self) -> str:
-        """Return a description of the task for messages."""
-        clients = [client for block in self.blocks for client in block.clients]
-        return f"training of clients {', '.join(map(str, clients[:8]))}{' ...' if len(clients) > 8 else ''}"
-
-    @property
     def is_with_its_trainer(self) -> bool:
         """Return whether the task's trainer is still in its slot."""
         return self.slot is not None and self.slot.actor is self.asked.actor and not self.slot.is_retired
-
-
-@dataclass
-class LastState:
-    """The state that was sent last. A scored state usually starts the next round as well, and is then sent once."""
-
-    ref: Ref | None = None
-
-    def put(self, sent: Sent) -> tuple[Ref, Ref]:
-        """Return handles of a message or EvaluationPoint without its state, and of the state."""
-        # Bits are compared, since 0.0 and -0.0 are equal but may lead to different results.
-        last = None if self.ref is None else cast(np.ndarray, ray.get(self.ref))
-        if last is None or not np.array_equal(last.view(np.uint32), sent.state.view(np.uint32)):
-            self.ref = ray.put(sent.state)
-        return ray.put(replace(sent, state=NO_STATE)), self.ref
 
 
 class RayPool:
@@ -120,7 +100,7 @@ class RayPool:
         self._here = ray.get_runtime_context().get_node_id()
         self._planned: list[TrainerSlot] = []
         self._redone_blocks = self._sum_bytes = 0
-        self._state = LastState()
+        self._state: Ref | None = None  # of the state that was sent last
 
     def begin_round(self) -> int:
         with plain_errors():
@@ -132,15 +112,10 @@ class RayPool:
         return len(self._planned)
 
     def take_counts(self) -> dict[str, float]:
-        nodes, sum_mb = len({slot.node for slot in self._planned}), self._sum_bytes / 1e6
-        counts = {
-            "trainers": len(self._planned),
-            "nodes": nodes,
-            "sum_mb": sum_mb,
-            "redone_blocks": self._redone_blocks,
-        }
+        counts = {"trainers": len(self._planned), "nodes": len({slot.node for slot in self._planned})}
+        usage = {"sum_mb": self._sum_bytes / 1e6, "redone_blocks": self._redone_blocks}
         self._redone_blocks = self._sum_bytes = 0
-        return {name: float(count) for name, count in counts.items()}
+        return {name: float(count) for name, count in (counts | usage).items()}
 
     def take_notes(self) -> list[str]:
         notes, self.slots.watch.notes = self.slots.watch.notes, []
@@ -152,8 +127,19 @@ class RayPool:
     def get(self, handle: Handle) -> Packed:
         return ray.get(cast(Ref, handle))
 
+    def _sent(self, sent: Sent) -> tuple[Ref, Ref]:
+        """Return handles of a message or EvaluationPoint without its state, and of the state.
+
+        A scored state usually starts the next round as well, and is then sent once.
+        """
+        # Bits are compared, since 0.0 and -0.0 are equal but may lead to different results.
+        last = None if self._state is None else cast(np.ndarray, ray.get(self._state))
+        if last is None or not np.array_equal(last.view(np.uint32), sent.state.view(np.uint32)):
+            self._state = ray.put(sent.state)
+        return ray.put(replace(sent, state=NO_STATE)), self._state
+
     def train(self, message: RoundMessage, queues: Queues, memories: Mapping[int, Handle]) -> Iterator[TaskResult]:
-        sent, state = self._state.put(message)  # once: every task gets the references, every node one copy
+        sent, state = self._sent(message)  # once: every task gets the references, every node one copy
         planned: list[tuple[TrainerSlot | None, ClientTask]] = []
         for position in zip_longest(*queues):  # the first task of every trainer before any second task
             for slot, blocks in zip(self._planned, position, strict=True):
@@ -199,7 +185,9 @@ class RayPool:
                     yield task, reports
 
     def _submit(self, task: ClientTask, slot: TrainerSlot) -> Ref:
-        task.slot, task.asked = slot, slot.asked_for(task.words)
+        clients = [client for block in task.blocks for client in block.clients]
+        what = f"training of clients {', '.join(map(str, clients[:8]))}{' ...' if len(clients) > 8 else ''}"
+        task.slot, task.asked = slot, slot.asked_for(what)
         self.slots.watch.asked(slot.actor)
         # Each memory is a separate argument: Ray does not resolve references inside a list.
         call = slot.actor.train.options(num_returns=1 + len(task.memories))
@@ -212,9 +200,8 @@ class RayPool:
         """Return the reports of a finished task; None if the task or its result is lost and must be repeated."""
         try:
             reports = cast(Reports, ray.get(task.refs[0]))
-            if (
-                task.asked.process.node != self._here
-            ):  # client memory outlives the round, so it must survive the loss of the node
+            # Client memory outlives the round, so it must survive the loss of the node.
+            if task.asked.process.node != self._here:
                 task.refs[1:] = [ray.put(memory) for memory in ray.get(task.refs[1:])]
             return reports
         except LOSSES as error:
@@ -311,7 +298,7 @@ class RayPool:
     def on_slices(
         self, call: Callable[[Trainer, Sequence[Slice]], list[Answer]], point: EvaluationPoint, slices: Sequence[Slice]
     ) -> list[Answer]:
-        (sent, state), asked = self._state.put(point), ray.put(call)
+        (sent, state), asked = self._sent(point), ray.put(call)
 
         def attempt() -> list[Answer]:
             ready = self.slots.staying()[: len(slices)]
@@ -336,15 +323,13 @@ class RayPool:
     def _with_recovery(self, attempt: Callable[[], list[Answer]]) -> list[Answer]:
         """Call attempt(); after the loss of a trainer, call it again, up to RETRIES times."""
         with plain_errors():
-            for tries in range(1 + RETRIES):
+            for _ in range(RETRIES):
                 self.slots.wait_for(1)
-                try:
+                with suppress(*LOSSES):
                     return attempt()
-                except LOSSES:
-                    if tries == RETRIES:
-                        raise
                 self.slots.check(self.slots.ready())
-        raise AssertionError("unreachable")
+            self.slots.wait_for(1)
+            return attempt()
 
 
 def _by_trainer(asked: Iterable[tuple[ClientTask, TaskClients]], what: str) -> dict[Watched, list[TaskClients]]:

@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray._private import node as ray_node
@@ -57,14 +56,6 @@ GONE_S = 20.0
 
 #: Number of attempts to start a local Ray, each with Ray's own limit of 30 s, which cannot be set; Ray's error message.
 STARTS, SLOW_START = 3, "timed out during startup"
-
-
-class Node(TypedDict):
-    """Ray's record of a node: the fields that raysim reads."""
-
-    NodeID: str
-    Alive: bool
-    Resources: dict[str, float]
 
 
 #: The thread that starts and ends Ray for `ray_ahead`.
@@ -178,7 +169,9 @@ def _start() -> None:
         try:
             with contextlib.ExitStack() as stack:
                 if is_ours:
-                    stack.enter_context(_on_loopback())
+                    # Binds to 127.0.0.1, unreachable from other machines, as on macOS and Windows. With the option
+                    # `_node_ip_address="127.0.0.1"`, Ray uses the machine's address.
+                    stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
                     stack.enter_context(few_processes())
                 ray.init(
                     address or "local",
@@ -245,14 +238,6 @@ def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def _on_loopback() -> AbstractContextManager[None]:
-    """Bind a Ray started in the block to 127.0.0.1, unreachable from other machines.
-
-    On macOS and Windows, Ray does so by itself. `ray.init(_node_ip_address="127.0.0.1")` uses the machine's address.
-    """
-    return _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
-
-
 def is_in_group() -> bool:
     """Return whether this process runs in a placement group, as a trial of a sweep does."""
     return ray.util.get_current_placement_group() is not None
@@ -287,7 +272,7 @@ def this_node() -> str:
     return node
 
 
-def live_nodes() -> list[Node]:
+def live_nodes() -> list[dict[str, Any]]:
     """Return Ray's records of live nodes, without draining nodes, on which nothing new starts."""
     going = going_nodes()
     return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]

@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -79,9 +80,8 @@ def fetched_file(path: str, sha256: str, node: str) -> Path:
       RaysimError: the copied file has other contents.
     """
     here = Path(path)
-    if here.is_file() and (
-        node == this_node() or file_digest(here) == sha256
-    ):  # another node may have another file there
+    # Another node may have another file there.
+    if here.is_file() and (node == this_node() or file_digest(here) == sha256):
         return here
     local = _local_folder() / f"{sha256[:24]}{here.suffix}"
     local.parent.mkdir(parents=True, exist_ok=True)
@@ -108,15 +108,11 @@ def _copy(folder: str, node: str, file: str, target: Path) -> None:
 
 def _read(folder: str, node: str, file: str) -> np.ndarray:
     """Return (size,) uint8: the bytes of a file on the driver's node."""
-    for attempt in range(1 + RETRIES):
-        try:
-            contents: np.ndarray = ray.get(_host(folder, node).read.remote(file))
-            return contents
-        except LOSSES:
-            _host.cache_clear()
-            if attempt == RETRIES:
-                raise
-    raise AssertionError("unreachable")
+    for _ in range(RETRIES):
+        with suppress(*LOSSES):
+            return np.asarray(ray.get(_host(folder, node).read.remote(file)))
+        _host.cache_clear()
+    return np.asarray(ray.get(_host(folder, node).read.remote(file)))
 
 
 @lru_cache(maxsize=2)  # one host for shards, one for weights; Ray ends a host without references

@@ -157,9 +157,6 @@ class TrainerSlots:
         self._slots: list[TrainerSlot] = []
         self.grow(count)
 
-    def __getitem__(self, index: int) -> TrainerSlot:
-        return self._slots[index]
-
     def __len__(self) -> int:
         return len(self._slots)
 

@@ -20,7 +20,7 @@ from ray.util import placement_group, remove_placement_group
 from raysim.base.errors import ConfigError, OutOfMemory, RaysimError
 from raysim.engine.messages import EvaluationPoint, RoundMessage
 from raysim.engine.ray import room, server, slots
-from raysim.engine.ray.pool import LastState, RayPool, _brought
+from raysim.engine.ray.pool import RayPool, _brought
 from raysim.engine.ray.slots import TrainerSlot, TrainerSlots
 from raysim.engine.ray.watch import Process, Watch, Watched
 from raysim.engine.schedule import ClientBlock
@@ -126,12 +126,12 @@ def test_memory_of_an_ended_trainer_goes_to_its_neighbours(monkeypatch):
     slots._slots = [
         TrainerSlot(i, actor, None, Process("b" if i == 4 else "a", i, -1)) for i, actor in enumerate(actors)
     ]
-    assert [slots.retire(slots[index]) for index in (0, 1, 2, 4)] == [True] * 4
+    assert [slots.retire(slots._slots[index]) for index in (0, 1, 2, 4)] == [True] * 4
     assert ended == [actors[0], actors[1], actors[2], actors[4]]
     assert actors[3].shares == pytest.approx([1 / 3, 1 / 2, 1])
     assert actors[4].shares == []
-    assert not slots.retire(slots[3])
-    assert slots.ready() == [slots[3]]
+    assert not slots.retire(slots._slots[3])
+    assert slots.ready() == [slots._slots[3]]
 
 
 def test_a_trainer_that_cannot_be_built_is_left_out_unless_it_is_the_last(monkeypatch):
@@ -202,18 +202,18 @@ def test_a_trainer_lost_before_it_has_started_is_replaced_while_others_train(ray
     assert done.reports == blocks
     assert lives == [1, 3]
     for index in range(2):
-        ray.kill(pool.slots[index].actor)
+        ray.kill(pool.slots._slots[index].actor)
 
 
 def test_a_state_that_is_scored_and_then_sent_travels_once(ray_cluster):
-    last = LastState()
+    pool = SimpleNamespace(_state=None)
     state = np.array([0.0, 1.0], np.float32)
-    rest, scored = last.put(EvaluationPoint(state, {"n": 1}, {}))
+    rest, scored = RayPool._sent(pool, EvaluationPoint(state, {"n": 1}, {}))
     assert (ray.get(rest).counters, ray.get(rest).state.size) == ({"n": 1}, 0)
-    rest, sent = last.put(RoundMessage(1, 0, state.copy(), {}, {}, False))
+    rest, sent = RayPool._sent(pool, RoundMessage(1, 0, state.copy(), {}, {}, False))
     assert sent == scored
     assert ray.get(rest).round_index == 1
-    _, negative = last.put(RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
+    _, negative = RayPool._sent(pool, RoundMessage(2, 0, np.array([-0.0, 1.0], np.float32), {}, {}, False))
     assert negative != sent  # equal as numbers, but another state: the bits of a result depend on it
     assert np.signbit(ray.get(negative)).tolist() == [True, False]
 
