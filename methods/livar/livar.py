@@ -59,7 +59,7 @@ def livar(
         every round, see `methods/livar/online.py`. "online" uses no importances, and costs one gradient over the
         validation set per round and the inner products of the factors of each layer.
       variance: examples and features from which the variances are computed. "correct": the correctly classified local
-        examples (the paper). "released": all local examples, with features of the model without its adapters, from
+        examples (the paper). "released": all local examples, with features of the model without adapters, from
         pixels that were not normalised; the head's weights are therefore the same in every round, and the row of a
         class without two examples at any client does not change.
       evaluate: adapters of the scored model: the products of eq. 3 ("merged"), products weighted by n_i / sum n

@@ -26,7 +26,8 @@ class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
     name: str = key("cnn", "name of the model; further keys of the group are options of the model")
     pretrained: str | None = key(
-        None, "initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
+        None,
+        "initial weights: default (the library's pretrained weights, downloaded) or a .safetensors, .pth or .pt file",
     )
     blocks: Literal["residual", "stage", "width"] = key(
         "residual", "definition of a layer block; width: neighbouring residual blocks of one output width"
@@ -68,7 +69,7 @@ class LocalGroup(Group):
     compile: bool | Literal["eager", "aot_eager"] = key(
         False,
         "true: torch.compile for forward and backward passes of local steps with batch_size examples, on CUDA as CUDA graphs; "
-        "results differ by rounding; eager, aot_eager: stages of torch.compile, for debugging",
+        "results differ by rounding from false; eager, aot_eager: stages of torch.compile, for debugging",
     )
     stack: Annotated[
         Literal["auto", "off"],
@@ -173,7 +174,7 @@ class TuneGroup(Group):
     )
     settings: dict[str, dict[str, Settings]] = key({}, "settings that labels stand for: axis -> label -> settings")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "axes that apply only with some labels of a second axis: axis -> second axis -> these labels"
+        {}, "limited axes: axis -> second axis -> labels of the second axis with which the axis applies"
     )
     fixed: Settings = key(
         {}, "settings of every trial, which override settings of labels; set by --scaled and by the command line"
@@ -236,7 +237,8 @@ class ReportGroup(Group):
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of the same form")
     figures: list[str] | None = key(
         None,
-        "names of figures, or module:function of your own; null: bars, lines and curves, each if the runs allow it",
+        "names of figures, or module:function of your own; null: bars, lines and curves, as far as the runs have the "
+        "numbers",
     )
     baseline: str | None = key(
         None, "row that every other row is tested against; figure gains shows the gains over this row"
@@ -280,7 +282,7 @@ class Config(Group):
     loggers: list[Named] = key([], "functions of your own (module:function) that return a logger")
     data: DataGroup = group(DataGroup, "data set, splits, and transformation of images into inputs")
     partition: PartitionGroup = group(PartitionGroup, "assignment of examples to clients")
-    model: ModelGroup = group(ModelGroup, "the network and its initial weights")
+    model: ModelGroup = group(ModelGroup, "network and initial weights")
     local: LocalGroup = group(LocalGroup, "the local training of a client")
     cohort: CohortGroup = group(CohortGroup, "which clients take part in a round", counts=NOT_JOINT)
     evaluation: EvaluationGroup = group(EvaluationGroup, "when and how the global model is scored")

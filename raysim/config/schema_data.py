@@ -53,7 +53,7 @@ class ValidationSetGroup(Group):
         "order of the validation rows; stratified: every contiguous part has nearly the class proportions of the whole "
         "set; client: client by client, or class by class for an external set",
     )
-    external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
+    external: ExternalGroup = group(ExternalGroup, "a validation set that comes from a second prepared set")
 
 
 #: `module:function`.
@@ -104,7 +104,7 @@ class DataGroup(Group):
         gt=0,
         counts=counts_without("data.split_within_clients", True),
     )
-    validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
+    validation_set: ValidationSetGroup = group(ValidationSetGroup, "composition of the server's validation set")
     unseen_clients: float = key(
         0.0,
         "share of the clients, at least one client, that never train and are only scored; these clients get the last "
@@ -204,7 +204,7 @@ class PartitionGroup(Group):
     )
     alpha: float = key(
         0.1,
-        "Dirichlet concentration; smaller is more heterogeneous",
+        "concentration of the Dirichlet distribution; a smaller value makes clients more heterogeneous",
         gt=0,
         counts=_of_scheme("dirichlet", "quantity", "nine_plus_one"),
     )

@@ -53,7 +53,8 @@ class ResourcesGroup(Group):
     )
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
-        "seconds without an answer after which a trainer on Ray is ended and its clients go to the remaining trainers; "
+        "seconds without an answer after which a trainer on Ray is ended and the trainer's clients go to the remaining "
+        "trainers; "
         "auto: 20 times the longest time to an answer so far, and at least 60 s; no limit if local.compile is set; a "
         "trainer that uses no CPU time is ended after 60 s",
     )
@@ -65,7 +66,7 @@ class ResourcesGroup(Group):
     restarts: int = key(
         3,
         "how often a run resumes automatically from the last checkpoint after losing the server, the server's node or the "
-        "connection to the cluster; in a sweep, how often each trial resumes after losing its process or node",
+        "connection to the cluster; in a sweep, how often each trial resumes after losing the trial's process or node",
         ge=0,
     )
 
