@@ -69,7 +69,7 @@ class LocalGroup(Group):
     compile: bool | Literal["eager", "aot_eager"] = key(
         False,
         "true: torch.compile for forward and backward passes of local steps with batch_size examples, on CUDA as CUDA graphs; "
-        "results differ by rounding from false; eager, aot_eager: stages of torch.compile, for debugging",
+        "results differ from uncompiled steps by rounding; eager, aot_eager: stages of torch.compile, for debugging",
     )
     stack: Annotated[
         Literal["auto", "off"],
@@ -166,7 +166,9 @@ class TuneGroup(Group):
         "choice of values from ranges; random: at random; sobol: spread evenly; optuna: from the results of finished "
         "trials; grid: ranges are refused",
     )
-    num_samples: int = key(1, "draws from the ranges; each draw runs with every combination of the lists", ge=1)
+    num_samples: int = key(
+        1, "number of trials for each combination of the lists; each trial has different values from the ranges", ge=1
+    )
     param_space: dict[str, Settings] = key(
         {},
         "axes of the sweep: axis -> {grid_search: values}, or a range such as {log_uniform: [low, high]}; see "

@@ -28,7 +28,7 @@ class ResourcesGroup(Group):
     backend: Literal["auto", "ray", "serial"] = key(
         "auto",
         "serial: in one process, without Ray; ray: a server and trainers on Ray; auto: serial if one trainer would do all "
-        "the work, otherwise ray; results have the same bits",
+        "the work, otherwise ray; results have the same bits with every value",
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto",
