@@ -37,11 +37,11 @@ def fisher(
     given.
 
     Args:
-      num_examples: largest number of local examples from which F_k is computed; the first ones are used.
-      as_in: "fed-mammoth", LIVAR's baseline: F_k is made of gradients of the true label times the label's probability,
-        is summed over all examples instead of averaged, has 1e-12 added, and is not normalised; a_k is uniform. The
-        code takes gradients at pixels that were not normalised, unlike the inputs of training; raysim takes the model's
-        own inputs.
+      num_examples: largest number of local examples from which F_k is computed; the first examples are used.
+      as_in: "fed-mammoth", LIVAR's baseline: F_k is the sum over all examples (not the mean) of the squared gradients of
+        the true label, each times the label's probability. 1e-12 is added to F_k, F_k is not normalised, and a_k is
+        uniform. fed-mammoth takes the gradients at pixels that were not normalised, unlike the inputs of training;
+        raysim takes the gradients at the inputs of training.
     Degenerate cases: clients of weight 0 have no effect; if all clients have weight 0, the model does not change.
     """
     is_mammoth = as_in == "fed-mammoth"

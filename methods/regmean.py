@@ -30,9 +30,10 @@ def regmean(
     up, and the server holds K matrices d_in x d_in for each.
 
     Args:
-      shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G as it is. The paper recommends 0.9.
-      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, and G_k is not divided by its number of rows. The code also
-        uses augmented inputs and sums in float32; raysim does not.
+      shrink: a in G <- a G + (1 - a) diag(G), in [0, 1]; 1 leaves G unchanged. The paper recommends 0.9.
+      as_in: "fed-mammoth", LIVAR's baseline: shrink 0.5, and G_k is not divided by the number of rows of X_k.
+        fed-mammoth also uses
+        augmented inputs and sums in float32; raysim does not.
     Degenerate cases: clients without a step have weight 0; if no client took a step, nothing changes.
     """
     if as_in == "fed-mammoth":

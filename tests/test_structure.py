@@ -33,7 +33,7 @@ FULL_FOLDERS: dict[str, int] = {}
 #: last: data.fraction, for quick tries on a part of a set, data.scale_targets, without which costs in EUR diverge, and
 #: progress, for numbers that a method is for, and resources.device, without which a run cannot be held to one kind of
 #: device, on which its bits depend, and local.compile, without which a card waits for Python between small operations.
-NUM_KEYS = 149
+NUM_KEYS = 150
 
 #: Name of files in several rooms -> why.
 SAME_NAME = {

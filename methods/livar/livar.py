@@ -48,20 +48,20 @@ def livar(
     round starts from sum lambda_i A_i and sum lambda_i B_i, since eq. 3 has a higher rank than one pair of factors.
 
     Args:
-      components: part that LIVAR merges: "lora", "head" or both. The other part is averaged by numbers of examples.
-        With "head", the model needs no adapters; if it has adapters, the scored model contains the product of the
-        averaged factors, as with fedavg.
+      components: part of the model that LIVAR merges: "lora" (adapters), "head" or "both". A part that LIVAR does not
+        merge is averaged by numbers of examples. With "head", the model needs no adapters; for a model with adapters,
+        the scored model contains the product of the averaged factors, as with fedavg.
       layers: source of the coefficients lambda_i in eq. 3. "importance": the layers' importances; "examples":
         lambda_i = n_i / sum n, without any other change, for the paper's ablation of layer importance (table 4).
-      table: table of coefficients. "released", "paper": the constants of the released code or of the paper; three rows
-        of your own; or a mapping with the keys table and cuts, which `raysim calibrate` writes for the `base:` of a
-        run. "online" (ours): no table; lambda comes from the server's validation set in every round, see
-        `methods/livar/online.py`. "online" uses no importances, and costs one gradient over the validation set a round
-        and the inner products of the factors of each layer.
+      table: table of coefficients: "released" or "paper", the constants of the released code or of the paper; a table of
+        your own as three rows; or a mapping with the keys table and cuts, which `raysim calibrate` writes for the
+        `base:` of a run. "online" (ours) replaces the table: lambda is computed from the server's validation set in
+        every round, see `methods/livar/online.py`. "online" uses no importances, and costs one gradient over the
+        validation set per round and the inner products of the factors of each layer.
       variance: examples and features from which the variances are computed. "correct": the correctly classified local
-        examples (the paper). "released": all local examples, with features of the model without its adapters, from
-        pixels that were not normalised; the head's weights are therefore the same in every round, and a class without
-        two examples at any client keeps its row.
+        examples (the paper). "released": all local examples, with features of the model without adapters, from
+        pixels that were not normalised; the head's weights are therefore the same in every round, and the row of a
+        class without two examples at any client does not change.
       evaluate: adapters of the scored model: the products of eq. 3 ("merged"), products weighted by n_i / sum n
         ("code"), or the broadcast factors ("factors"). "code" is the form of the released code, which scores sum (n_i /
         n) B_i A_i whether layer importance is on or off, so that lambda has an effect only from the next round on.

@@ -18,7 +18,7 @@ OWN = "^[^:]+:[^:]+$"
 class ConfigFile(Config):
     """A configuration of raysim, as a file has it."""
 
-    base: str | None = key(None, "file that this file overrides, or a recipe's name, as in paper:fedvg/table_A3")
+    base: str | None = key(None, "file or recipe, such as paper:fedvg/table_A3, whose settings this file overrides")
 
 
 def json_schema() -> Settings:

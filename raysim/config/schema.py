@@ -24,21 +24,22 @@ class LoraGroup(Group):
 
 class ModelGroup(Group):
     model_config = ConfigDict(extra="allow")
-    name: str = key("cnn", "name of the model; further keys here are its options")
+    name: str = key("cnn", "name of the model; further keys of the group are options of the model")
     pretrained: str | None = key(
-        None, "initial weights: default (the library's own, downloaded) or a .safetensors, .pth or .pt file"
+        None,
+        "initial weights: default (the library's pretrained weights, downloaded) or a .safetensors, .pth or .pt file",
     )
     blocks: Literal["residual", "stage", "width"] = key(
         "residual", "definition of a layer block; width: neighbouring residual blocks of one output width"
     )
-    head: str | None = key(None, "path of the classifier in a model of your own; null: its last nn.Linear")
-    lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {} for the defaults")
+    head: str | None = key(None, "path of the classifier in a model of your own; null: the last nn.Linear")
+    lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {}: with the defaults of this group")
 
 
 class LocalGroup(Group):
     lr: float = key(0.01, "client learning rate; 0.01 is common", gt=0)
-    epochs: float | None = key(1.0, "local epochs; may be a fraction; null beside steps", gt=0)
-    steps: int | None = key(None, "local steps, in place of epochs", ge=1)
+    epochs: float | None = key(1.0, "local epochs; may be a fraction; null if steps is set", gt=0)
+    steps: int | None = key(None, "number of local steps, in place of epochs", ge=1)
     batch_size: int = key(32, "examples in a local step", ge=1)
     momentum: float = key(
         0.0,
@@ -47,7 +48,9 @@ class LocalGroup(Group):
         lt=1,
         counts=counts_with("local.optimizer", "sgd"),
     )
-    weight_decay: float = key(0.0, "weight decay: added to the gradient; with adamw, decoupled from it", ge=0)
+    weight_decay: float = key(
+        0.0, "weight decay: added to the gradient with sgd, decoupled from the gradient with adamw", ge=0
+    )
     lr_decay: float = key(
         1.0,
         "factor by which the learning rate is multiplied after each round",
@@ -56,7 +59,7 @@ class LocalGroup(Group):
         counts=counts_with("local.schedule", "exponential"),
     )
     schedule: Literal["constant", "exponential", "cosine"] = key(
-        "exponential", "course of the learning rate over the rounds; exponential without lr_decay is constant"
+        "exponential", "learning-rate schedule over the rounds; exponential without lr_decay is constant"
     )
     optimizer: Literal["sgd", "adamw"] = key("sgd", "client optimiser; every round begins with a new state")
     max_grad_norm: float | None = key(None, "largest L2 norm of a gradient; a larger gradient is scaled down", gt=0)
@@ -66,7 +69,7 @@ class LocalGroup(Group):
     compile: bool | Literal["eager", "aot_eager"] = key(
         False,
         "true: torch.compile for forward and backward passes of local steps with batch_size examples, on CUDA as CUDA graphs; "
-        "bits differ; eager, aot_eager: stages of torch.compile, for debugging",
+        "results differ from uncompiled steps by rounding; eager, aot_eager: stages of torch.compile, for debugging",
     )
     stack: Annotated[
         Literal["auto", "off"],
@@ -74,7 +77,8 @@ class LocalGroup(Group):
     ] = key(
         "auto",
         "auto: several clients of a client block (on a CPU at most 8) train at once if the network is tiny and dense, the "
-        "optimiser is plain SGD and batch_size is at most 16; rounding differs; off: one by one; no effect beside compile",
+        "optimiser is plain SGD and batch_size is at most 16; results differ by rounding; off: clients train one by one; no "
+        "effect if compile is set",
     )
 
     @model_validator(mode="after")
@@ -91,7 +95,7 @@ class CohortGroup(Group):
     size: int | None = key(None, "clients per round", ge=1)
     fraction: float | None = key(
         None,
-        "clients per round as a fraction of the population; without size and fraction, all clients take part",
+        "clients per round as a fraction of the population; if neither size nor fraction is set, all clients take part",
         gt=0,
         le=1,
     )
@@ -112,7 +116,7 @@ class CohortGroup(Group):
 
 
 class EvaluationGroup(Group):
-    every: int = key(1, "rounds from one evaluation to the next; 0: only after the last", ge=0)
+    every: int = key(1, "rounds from one evaluation to the next; 0: evaluate only after the last round", ge=0)
     batch_size: int = key(256, "examples in a batch when models are scored", ge=1)
     metrics: list[str] = key([], "further metrics of the test set: auroc, or module:function of your own")
 
@@ -159,33 +163,35 @@ class StopGroup(Group):
 class TuneGroup(Group):
     search: Literal["grid", "random", "sobol", "optuna"] = key(
         "random",
-        "how values of ranges are chosen; random: at random; sobol: spread evenly; optuna: from the results of finished "
-        "trials; grid: no ranges",
+        "choice of values from ranges; random: at random; sobol: spread evenly; optuna: from the results of finished "
+        "trials; grid: ranges are refused",
     )
-    num_samples: int = key(1, "draws from the ranges; each draw runs with every combination of the lists", ge=1)
+    num_samples: int = key(
+        1, "number of trials for each combination of the lists; each trial has different values from the ranges", ge=1
+    )
     param_space: dict[str, Settings] = key(
         {},
-        "axis -> {grid_search: values}, a list, or {log_uniform: [low, high]} or another range; see raysim/config/sweep.py",
+        "axes of the sweep: axis -> {grid_search: values}, or a range such as {log_uniform: [low, high]}; see "
+        "raysim/config/sweep.py",
     )
-    settings: dict[str, dict[str, Settings]] = key({}, "axis -> label -> settings, for axes that choose among labels")
+    settings: dict[str, dict[str, Settings]] = key({}, "settings that labels stand for: axis -> label -> settings")
     only: dict[str, dict[str, list[object]]] = key(
-        {},
-        "axis -> second axis -> labels of the second axis; the first axis applies only in trials with one of these labels",
+        {}, "limited axes: axis -> second axis -> labels of the second axis with which the axis applies"
     )
     fixed: Settings = key(
-        {}, "settings of every trial, which override settings of labels; written by --scaled and the command line"
+        {}, "settings of every trial, which override settings of labels; set by --scaled and by the command line"
     )
-    skip_refused: bool = key(False, "true: trials that a check refuses are left out, and the others start")
+    skip_refused: bool = key(False, "true: trials that a check refuses are left out, and all remaining trials run")
     metric: str = key(
         "server/accuracy", "number that compares trials: a column of progress.csv, or an accuracy of summary.json"
     )
-    max_concurrent: int | None = key(None, "trials at a time; null: as many as fit", ge=1)
+    max_concurrent: int | None = key(None, "largest number of trials at a time; null: as many as fit", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "rule that stops trials early")
     grace_rounds: int = key(
         1, "rounds of a trial before the scheduler may stop the trial", ge=1, counts=counts_given("tune.scheduler")
     )
     callbacks: list[Named] = key(
-        [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; docs/sweeps.md"
+        [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; see docs/sweeps.md"
     )
 
     @property
@@ -199,9 +205,10 @@ class CalibrateGroup(Group):
     calibration.
     """
 
-    partitions: int = key(3, "partitions, of consecutive seeds", ge=1)
-    seeds: int = key(3, "runs on each partition, of consecutive seeds", ge=1)
-    trees: int = key(500, "trees of the random forest", ge=1)
+    partitions: int = key(3, "number of partitions, with consecutive seeds", ge=1)
+    seeds: int = key(3, "number of runs on each partition, with consecutive seeds", ge=1)
+    count_feature: bool = key(False, "true: the client's number of examples is a third feature of the random forest")
+    trees: int = key(500, "number of trees of the random forest", ge=1)
 
 
 class ReportGroup(Group):
@@ -212,8 +219,8 @@ class ReportGroup(Group):
 
     metric: str | None = key(
         None,
-        "number in the tables: a key of summary.json (accuracy: of the last round), or a column of progress.csv (its last "
-        "value, or with the prefix best:, mean: or mean_last_10pct: its best value, its mean, or its mean over the last "
+        "number in the tables: a key of summary.json (accuracy: of the last round), or a column of progress.csv (the last "
+        "value, or with the prefix best:, mean: or mean_last_10pct: the best value, the mean, or the mean over the last "
         "10 % of the rounds); null: `tune.metric` of a sweep, accuracy of a run",
         counts=counts_empty("report.metrics"),
     )
@@ -224,7 +231,7 @@ class ReportGroup(Group):
     )
     mode: Direction | None = key(None, BETTER)
     rows: str = key("method", "label whose values are the rows")
-    columns: list[str] = key([], "labels for the columns; empty: every label with several values")
+    columns: list[str] = key([], "labels whose values are the columns; empty: every label with several values")
     ignore: list[str] = key(
         [],
         "labels that get neither columns nor tables of their own; runs that differ only in ignored labels are averaged",
@@ -232,19 +239,22 @@ class ReportGroup(Group):
     published: list[str] = key([], "tables in configs/papers/published, or CSV files of the same form")
     figures: list[str] | None = key(
         None,
-        "names of figures, or module:function of your own; null: bars, lines and curves, each if the runs allow it",
+        "names of figures, or module:function of your own; null: bars, lines and curves, as far as the runs have the "
+        "numbers",
     )
-    baseline: str | None = key(None, "row that every other row is tested against, and the origin of figure gains")
+    baseline: str | None = key(
+        None, "row that every other row is tested against; figure gains shows the gains over this row"
+    )
     gain: str | None = key(
         None,
-        "X: average gain of the rows `Y + X` over the rows `Y`; label=value: average gain of all other columns over the "
-        "columns with this value",
+        "X: average gain of the rows `Y + X` over the rows `Y`; label=value: average gain of the columns with any other "
+        "value of the label over the columns with this value",
     )
-    time: str | None = key(None, "row whose training time is 1 in a table of relative times")
+    time: str | None = key(None, "row; adds a table of the training times of all rows relative to this row")
     target: float | str | None = key(
         None,
         "target accuracy in percent, or a row whose accuracy is the target; adds a table of rounds, megabytes and seconds "
-        "to the target",
+        "until the target is reached",
     )
     against: str | None = key(None, "row that is tested against every other row")
 
@@ -255,24 +265,26 @@ class Config(Group):
     name: str | None = key(None, "run name: letters, digits, . _ + = - and /", pattern=r"^[\w.+=-]+(/[\w.+=-]+)*$")
     storage: str = key(
         "runs",
-        "folder for run directories, relative to RAYSIM_HOME if set, or a URI such as s3://bucket/runs: see "
+        "folder for run directories, relative to RAYSIM_HOME if set, or a URI such as s3://bucket/runs; see "
         "docs/storage.md",
     )
     task: Named | None = key(
-        None, "classes, labels, regression, tokens, or module:function of your own; null: the task of the prepared set"
+        None,
+        "name of the task: classes, labels, regression, tokens, or module:function of your own; null: the task of the "
+        "prepared set",
     )
     seed: int = key(0, "seed of every random draw; seed and configuration decide the result", ge=0)
     rounds: int = key(10, "total number of rounds, including the earlier rounds of a resumed run", ge=1)
     on_nonfinite: Literal["error", "skip"] = key(
-        "error", "error: a non-finite update ends the run; skip: the round continues without the client"
+        "error", "error: a non-finite update of a client ends the run; skip: the round continues without the client"
     )
     methods: Annotated[list[Named], AfterValidator(_without_fedavg)] = key(
         [], "methods, applied in this order; an empty list is fedavg"
     )
     loggers: list[Named] = key([], "functions of your own (module:function) that return a logger")
-    data: DataGroup = group(DataGroup, "the set, its splits, and how images become inputs")
-    partition: PartitionGroup = group(PartitionGroup, "which client gets which examples")
-    model: ModelGroup = group(ModelGroup, "the network and its initial weights")
+    data: DataGroup = group(DataGroup, "data set, splits, and transformation of images into inputs")
+    partition: PartitionGroup = group(PartitionGroup, "assignment of examples to clients")
+    model: ModelGroup = group(ModelGroup, "network and initial weights")
     local: LocalGroup = group(LocalGroup, "the local training of a client")
     cohort: CohortGroup = group(CohortGroup, "which clients take part in a round", counts=NOT_JOINT)
     evaluation: EvaluationGroup = group(EvaluationGroup, "when and how the global model is scored")
@@ -282,11 +294,15 @@ class Config(Group):
         ResourcesGroup,
         "where a run computes; the bits of a result depend only on the kind of device and on `cpus_per_trainer`",
     )
-    time: TimeGroup | None = key(None, "simulated time: speeds of the clients, deadlines; null: rounds take no time")
-    labels: dict[str, str | int | float] = key({}, "label -> value: names of the run in tables; written by a sweep")
+    time: TimeGroup | None = key(
+        None, "simulated time: speeds of the clients, deadlines; null: rounds take no simulated time"
+    )
+    labels: dict[str, str | int | float] = key(
+        {}, "label -> value, the labels of the run in reports; written by a sweep"
+    )
     tune: TuneGroup = group(TuneGroup, "a sweep, for `raysim tune`")
     calibrate: CalibrateGroup = group(CalibrateGroup, "a calibration, for `raysim calibrate`; no effect in a run")
-    scale: Settings = key({}, "settings that override the settings of the file if --scaled is given")
+    scale: Settings = key({}, "settings that override the settings in the file if --scaled is given")
     report: ReportGroup = group(ReportGroup, "settings of `raysim report`; no effect in a run")
 
     @property

@@ -12,13 +12,13 @@ from raysim.config.keys import Group, Named, group, key, written_as
 
 
 class ExternalGroup(Group):
-    name: str | None = key(None, "prepared set that the validation set is taken from")
+    name: str | None = key(None, "prepared set from which the validation set is taken")
     mapping: str | None = key(
         None, "YAML file, or a name in configs/mappings, that maps each class to classes of the external set"
     )
     unique: bool = key(
         True,
-        "false: 50 images of each class count twice, as in FedVG's code",
+        "false: 50 images of each class are in the validation set twice, as in FedVG's code",
         counts=counts_given("data.validation_set.external.name"),
     )
 
@@ -40,7 +40,7 @@ class FromClientsGroup(Group):
 
 
 class ValidationSetGroup(Group):
-    subset: float = key(1.0, "fraction of the validation rows that is kept, stratified", gt=0, le=1)
+    subset: float = key(1.0, "fraction of the validation rows that is kept, stratified by class", gt=0, le=1)
     from_clients: FromClientsGroup = group(
         FromClientsGroup, "gives a share of the validation set the class proportions of chosen clients"
     )
@@ -50,10 +50,10 @@ class ValidationSetGroup(Group):
     label_noise: float = key(0.0, "fraction of the validation rows with a wrong label", ge=0, le=1)
     order: Literal["stratified", "client"] = key(
         "stratified",
-        "order of the validation rows; stratified: every stretch has nearly the class proportions of the whole; client: "
-        "client by client, or class by class for an external set",
+        "order of the validation rows; stratified: every contiguous part has nearly the class proportions of the whole "
+        "set; client: client by client, or class by class for an external set",
     )
-    external: ExternalGroup = group(ExternalGroup, "a validation set that comes from another prepared set")
+    external: ExternalGroup = group(ExternalGroup, "a validation set that comes from a second prepared set")
 
 
 #: `module:function`.
@@ -67,9 +67,10 @@ class DataGroup(Group):
     )
     split: Literal["auto", "fraction", "official", "file"] = key(
         "auto",
-        "official: the set's own test rows, and its validation rows if it has any; fraction: random fractions, given by "
-        "test and validation; file: the splits in partition.file, which override every other value; auto: official if the "
-        "set has test rows and neither test nor split_within_clients is given, else fraction",
+        "official: the official test rows of the set, and the official validation rows if there are any; fraction: random "
+        "rows, in the fractions test and validation; file: the splits in partition.file, which override this key if the "
+        "file has splits; auto: official if the set has official test rows and neither test nor split_within_clients is "
+        "set, else fraction",
     )
     split_within_clients: bool = key(
         False,
@@ -81,8 +82,8 @@ class DataGroup(Group):
     )
     validation: float = key(
         0.10,
-        "fraction that the server holds for validation; split official uses the key only if the set has no validation rows. "
-        "Not given: 0 if no method, metric or key of data.validation_set uses validation rows",
+        "fraction that the server holds for validation; with split official, only used if the set has no official "
+        "validation rows; if unset, 0 unless a method, a metric or a key of data.validation_set uses validation rows",
         ge=0,
         lt=1,
         counts=counts_without("data.split", "file"),
@@ -94,10 +95,11 @@ class DataGroup(Group):
         gt=0,
         counts=counts_without("data.split_within_clients", True),
     )
-    validation_set: ValidationSetGroup = group(ValidationSetGroup, "how the server's validation set is made")
+    validation_set: ValidationSetGroup = group(ValidationSetGroup, "composition of the server's validation set")
     unseen_clients: float = key(
         0.0,
-        "share of the clients, at least one, that never train and are only scored; numbered last",
+        "share of the clients, at least one client, that never train and are only scored; these clients get the last "
+        "client numbers",
         ge=0,
         lt=1,
         counts=counts_without("partition.scheme", "joint"),
@@ -108,23 +110,29 @@ class DataGroup(Group):
         "the order of the scheme; null: last with scheme file, otherwise drawn",
         counts=counts_above("data.unseen_clients", 0),
     )
-    test_sets: list[str] = key([], "other prepared sets of the same classes, scored beside the set's own test rows")
+    test_sets: list[str] = key(
+        [], "further prepared sets with the same classes, on which the global model is scored, too"
+    )
     stored_size: int | None = key(
-        None, "height and width to which images are resized once, before storage; data.resize acts on every batch", ge=1
+        None,
+        "height and width to which every image is resized once, before shards are written; data.resize applies to every "
+        "batch",
+        ge=1,
     )
     normalise: str = key(
         "none",
-        "name of the channel statistics that normalise inputs; standard: mean and deviation of the training rows, or of "
-        "all rows if the set has no split of its own",
+        "name of the statistics that normalise inputs; standard: mean and standard deviation of the training rows, or of "
+        "all rows if the set has no official split",
     )
     scale_targets: bool = key(
         True,
-        "regression: the loss uses (y - mean) / deviation of the clients' training rows; metrics keep the target's units",
+        "regression: the loss uses (y - mean) / deviation, with mean and deviation over the clients' training rows; "
+        "metrics keep the target's units",
     )
     resize: int | None = key(None, "height and width of the resized images", ge=1)
     interpolation: Literal["bilinear", "bicubic"] = key(
         "bilinear",
-        "how images, and an augmentation's crops, are resized",
+        "interpolation in the resizing of images and of an augmentation's crops",
         counts=counts_given("data.resize") | counts_with("data.augment", "livar-vit"),
     )
     crop: int | None = key(None, "height and width of the central crop, or of the augmentation's crop", ge=1)
@@ -180,41 +188,42 @@ class PartitionGroup(Group):
     ] = key("dirichlet", "how examples are divided among clients; joint: a single client has all examples")
     form: Literal["class", "sample", "balanced", "capped", "dirichlet", "power"] | None = key(
         None,
-        "with scheme dirichlet: class (null), clients get Dirichlet shares of each class; sample, each example draws its "
-        "client; balanced, clients have equal sizes; capped, as class, but a client that already has an equal share of "
-        "all examples gets nothing of the next classes. With scheme quantity: dirichlet (null), sizes are Dirichlet "
-        "shares; power, sizes fall as rank^(-1/alpha)",
+        "with scheme dirichlet: class (null), clients get Dirichlet shares of each class; sample, the client of each "
+        "example is drawn; balanced, clients have equal sizes; capped, as class, but a client that already has an equal "
+        "share of all examples gets nothing of the next classes. With scheme quantity: dirichlet (null), sizes are "
+        "Dirichlet shares; power, sizes fall as rank^(-1/alpha)",
         counts=_of_scheme(*FORMS),
     )
     alpha: float = key(
         0.1,
-        "Dirichlet concentration; smaller is more heterogeneous",
+        "concentration of the Dirichlet distribution; a smaller value makes clients more heterogeneous",
         gt=0,
         counts=_of_scheme("dirichlet", "quantity", "nine_plus_one"),
     )
     num_clients: int = key(20, "number of clients, unseen clients included", ge=1, counts=NOT_JOINT)
     min_samples: int = key(
         1,
-        "smallest allowed number of training examples of a client; with data.split_within_clients, of all its examples",
+        "smallest allowed number of training examples of a client; with data.split_within_clients, held-out examples of "
+        "the client included",
         ge=1,
         counts=counts_without("partition.scheme", "nine_plus_one", "joint"),
     )
     shards_per_client: int = key(
         2,
-        "number of pieces for each client; the pieces are cut from the set, sorted by class (shards) or by target "
-        "(quantiles); more pieces make clients less heterogeneous",
+        "number of pieces per client; the set is sorted by class (shards) or by target (quantiles) and cut into equal "
+        "pieces; more pieces make clients less heterogeneous",
         ge=1,
         counts=_of_scheme("shards", "quantiles"),
     )
-    labels_per_client: int = key(2, "classes of each client", ge=1, counts=_of_scheme("labels"))
-    domains_per_client: int = key(1, "domains for each client", ge=1, counts=_of_scheme("domain"))
+    labels_per_client: int = key(2, "number of classes per client", ge=1, counts=_of_scheme("labels"))
+    domains_per_client: int = key(1, "number of domains per client", ge=1, counts=_of_scheme("domain"))
     samples_per_client: int | None = key(
-        None, "examples of every client; null: as many as possible", ge=1, counts=_of_scheme("nine_plus_one")
+        None, "number of examples per client; null: as many as possible", ge=1, counts=_of_scheme("nine_plus_one")
     )
     file: str | None = key(
         None,
-        "CSV, Parquet or JSON of example, client and perhaps split, such as a run's examples.csv; its splits replace those of "
-        "data",
+        "CSV, Parquet or JSON file with the columns example, client and optionally split, such as examples.csv of a run; "
+        "splits in the file override the settings of data",
         counts=_of_scheme("file"),
     )
     seed: int | None = key(None, "seed of the split and partition; null: the run's seed")

@@ -26,7 +26,9 @@ class ResourcesGroup(Group):
     """A serial run ignores Ray's keys silently, so that a file works with both backends."""
 
     backend: Literal["auto", "ray", "serial"] = key(
-        "auto", "serial: in one process, without Ray; auto: serial if one trainer would do all the work; equal bits"
+        "auto",
+        "serial: in one process, without Ray; ray: a server and trainers on Ray; auto: serial if one trainer would do all "
+        "the work, otherwise ray; results have the same bits with every value",
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto",
@@ -35,12 +37,15 @@ class ResourcesGroup(Group):
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
-    ) = key("auto", "trainer processes; {min: 4, max: 40}: a run begins with 4 and takes more when nodes join")
+    ) = key(
+        "auto",
+        "number of trainer processes; {min: 4, max: 40}: a run begins with 4 trainers and adds trainers when nodes join",
+    )
     cpus_per_trainer: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = key(
-        "auto", "cores and threads of a trainer, also in a serial run; auto: 1"
+        "auto", "number of cores and threads of a trainer, also in a serial run; auto: 1"
     )
     gpus_per_trainer: Annotated[float, Field(ge=0)] | Literal["auto"] = key(
-        "auto", "number of GPUs of a trainer; below 1: a part of one GPU"
+        "auto", "number of GPUs of a trainer; below 1: a share of one GPU"
     )
     custom: dict[str, Annotated[float, Field(gt=0)]] = key(
         {},
@@ -48,9 +53,10 @@ class ResourcesGroup(Group):
     )
     client_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = key(
         "auto",
-        "seconds without an answer after which a trainer on Ray is ended and its clients go to the remaining trainers; "
-        "auto: 20 times the longest time to an answer so far, and at least 60 s, or no limit beside local.compile; a "
-        "process that stands still is ended after 60 s",
+        "seconds without an answer after which a trainer on Ray is ended and the trainer's clients go to the remaining "
+        "trainers; "
+        "auto: 20 times the longest time to an answer so far, and at least 60 s; no limit if local.compile is set; a "
+        "trainer that uses no CPU time is ended after 60 s",
     )
     wait_s: float = key(
         3600.0,
@@ -60,7 +66,7 @@ class ResourcesGroup(Group):
     restarts: int = key(
         3,
         "how often a run resumes automatically from the last checkpoint after losing the server, the server's node or the "
-        "connection to the cluster; in a sweep, how often each trial resumes after losing its process or node",
+        "connection to the cluster; in a sweep, how often each trial resumes after losing the trial's process or node",
         ge=0,
     )
 
@@ -100,11 +106,17 @@ class TimeGroup(Group):
     step_s: Speed = key(
         1.0, "seconds of a local step: a number, or a distribution of scipy.stats such as {lognorm: {s: 1, scale: 0.5}}"
     )
-    down_mbps: Speed | None = key(None, "megabits per second from server to client, written as step_s; null: no limit")
-    up_mbps: Speed | None = key(None, "megabits per second from client to server, written as step_s; null: no limit")
-    latency_s: Speed = key(0.0, "seconds that a message takes in addition to its transfer, written as step_s")
+    down_mbps: Speed | None = key(
+        None, "megabits per second from server to client, in the form of step_s; null: no limit"
+    )
+    up_mbps: Speed | None = key(
+        None, "megabits per second from client to server, in the form of step_s; null: no limit"
+    )
+    latency_s: Speed = key(0.0, "seconds that a message takes in addition to the transfer, in the form of step_s")
     traces: str | None = key(
-        None, "CSV file with a column client (0, 1, ...) and a column for each of the keys above that the file replaces"
+        None,
+        "CSV file with a column client (0, 1, ...) and a column for each key among step_s, down_mbps, up_mbps and "
+        "latency_s that the file replaces",
     )
     available: Annotated[list[Annotated[float, Field(ge=0, le=1)]], AfterValidator(_are_hours)] = key(
         [], "share of the clients that can begin work, for each of the 24 hours of a day; empty: all clients, always"
@@ -112,7 +124,7 @@ class TimeGroup(Group):
     deadline_s: float | None = key(None, "seconds after which a round ends; later updates are lost", gt=0)
     over_selection: float = key(
         1.0,
-        "factor by which more clients begin a round than the cohort has; the round ends when the first updates fill the "
-        "cohort, and later updates are lost",
+        "number of clients that begin a round, as a multiple of the cohort size; the round ends when the first updates "
+        "fill the cohort, and later updates are lost",
         ge=1,
     )

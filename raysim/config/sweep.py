@@ -8,7 +8,7 @@ Pure dictionaries, no Ray: `raysim tune` runs them on Ray Tune, tests and recipe
       param_space:                                    # axes: a key of the configuration, or a name, and a domain
         local.lr: {log_uniform: [1e-3, 1e-1]}         # a range, drawn: uniform, randint, lograndint, with _ or without
         local.momentum: {choice: [0, 0.9]}
-        seed: {grid_search: [0, 1, 2]}                # a list: every combination, anew for each draw of the ranges
+        seed: {grid_search: [0, 1, 2]}                # a list: every combination, num_samples times
         method:                                       # a name of your own: each label stands for settings
           grid_search:
             FedAvg: {methods: []}
