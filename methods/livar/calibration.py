@@ -22,7 +22,7 @@ MIN_LEAF = 5
 SMALLEST = 1e-6
 
 #: Features of the forest -> column of the rows.
-FEATURES = {"importance_a": "quantile_a", "importance_b": "quantile_b"}
+FEATURES = {"importance_a": "quantile_a", "importance_b": "quantile_b", "num_examples": "num_examples"}
 
 
 def rows_of_run(
@@ -64,7 +64,7 @@ def quantile_ranks(values: np.ndarray) -> np.ndarray:
 class Explanation:
     """A forest's view of the rows: base + contributions.sum(1) = predictions.
 
-    contributions: (n, 2), SHAP values of I_A and I_B; oob_r2: R^2 on what each tree has not seen.
+    contributions: (n, features), SHAP values in the order of FEATURES; oob_r2: R^2 on what each tree has not seen.
     """
 
     base: float
@@ -73,15 +73,18 @@ class Explanation:
     oob_r2: float
 
 
-def explain(rows: pd.DataFrame, *, trees: int) -> Explanation:
+def explain(rows: pd.DataFrame, *, trees: int, count_feature: bool = False) -> Explanation:
     """A random forest from importances to coefficients, and the SHAP values of its training rows (tree explainer).
 
     Importances are ranks inside their run: a table is applied to quantiles.
+
+    Args:
+      count_feature: n_i is a third feature (appendix B).
     """
     import shap
     from sklearn.ensemble import RandomForestRegressor
 
-    inputs = np.ascontiguousarray(rows[[*FEATURES.values()]])
+    inputs = np.ascontiguousarray(rows[[*FEATURES.values()][: 2 + count_feature]])
     forest = RandomForestRegressor(trees, min_samples_leaf=MIN_LEAF, oob_score=True, random_state=0, n_jobs=1)
     forest.fit(inputs, rows["coefficient"].to_numpy())
     explainer = shap.TreeExplainer(forest)
@@ -102,7 +105,7 @@ def table_from(explanation: Explanation, bins: np.ndarray) -> tuple[np.ndarray, 
     Args:
       bins: (n, 2) int64, of I_A and I_B.
     """
-    shap_values = explanation.contributions
+    shap_values = explanation.contributions[:, :2]
     table, counts = np.empty((3, 3)), np.zeros((3, 3), np.int64)
     alone = [[_mean(shap_values[bins[:, factor] == level, factor]) for level in range(3)] for factor in (0, 1)]
     for row, column in np.ndindex(3, 3):
@@ -143,7 +146,8 @@ class Result(TypedDict):
 def calibration(rows: pd.DataFrame, explanation: Explanation, settings: dict[str, object]) -> Result:
     """The table of the rows, and the numbers beside it. settings: kept as they are."""
     table, counts = table_from(explanation, rows[["bin_a", "bin_b"]].to_numpy())
-    shap_values = dict(zip(FEATURES, explanation.contributions.T, strict=True))
+    quantiles = rows.assign(num_examples=quantile_ranks(rows["num_examples"].to_numpy()))
+    shap_values = dict(zip(FEATURES, explanation.contributions.T, strict=False))
     return {
         "table": table.tolist(),
         "cuts": [[float(cut) for cut in pair] for pair in CUTS],
@@ -153,7 +157,7 @@ def calibration(rows: pd.DataFrame, explanation: Explanation, settings: dict[str
         "num_rows": len(rows),
         "num_runs": rows["run"].nunique(),
         "mean_abs_shap": {name: float(np.abs(values).mean()) for name, values in shap_values.items()},
-        "curves": {name: curve(rows[FEATURES[name]].to_numpy(), values) for name, values in shap_values.items()},
+        "curves": {name: curve(quantiles[FEATURES[name]].to_numpy(), values) for name, values in shap_values.items()},
         "settings": settings,
     }
 

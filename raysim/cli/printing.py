@@ -112,7 +112,7 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
       raw: the configuration as read; source: its file; beside: folders of other calibrations, drawn as well.
     """
     from methods.livar.importance import TABLES
-    from raysim.tuning.calibrate import FILE, plan_calibration, run_calibration
+    from raysim.tuning.calibrate import FILE, plan_calibration, result_folder, run_calibration
     from raysim.tuning.calibrate_figures import PUBLISHED
 
     with LiveLine() as line:
@@ -127,11 +127,11 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
         cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
         table.add_row(f"I_A {name}", *cells)
     out.print(table)
-    file = plan.folder / FILE
+    file = result_folder(plan) / FILE
     say(f"table:       {file}")
     if (base := file.with_suffix(".yaml")).is_file():
         say(f"In a run's file:\nbase: {base}")
-    say(f"TensorBoard: {command('tensorboard', '--logdir', plan.folder)}")
+    say(f"TensorBoard: {command('tensorboard', '--logdir', file.parent)}")
 
 
 def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> None:

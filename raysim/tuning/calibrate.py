@@ -165,6 +165,8 @@ def _rows(folder: Path, pair: str) -> pd.DataFrame:
 def run_calibration(plan: Sweep, listener: Listener, beside: Sequence[Path] = ()) -> Result:
     """Run, fit and explain; write `calibration.json`, `calibration.yaml`, `rows.csv`, pictures and TensorBoard events.
 
+    The files are in `result_folder`; the runs are the same with and without calibrate.count_feature.
+
     Args:
       beside: folders of other calibrations, whose curves are drawn as well.
     Returns:
@@ -179,9 +181,11 @@ def run_calibration(plan: Sweep, listener: Listener, beside: Sequence[Path] = ()
     run_pairs(plan, listener)
     rows, group = rows_of(plan), plan.base.calibrate
     listener.say(f"{len(rows)} rows; fitting {group.trees} trees and explaining the forest")
-    explanation = explain(rows, trees=group.trees)
+    explanation = explain(rows, trees=group.trees, count_feature=group.count_feature)
     result = calibration(rows, explanation, group.model_dump(mode="json"))
-    file = plan.folder / FILE
+    out = result_folder(plan)
+    out.mkdir(exist_ok=True)
+    file = out / FILE
     write_file(file, (json.dumps(result, indent=1) + "\n").encode())
     try:
         text = yaml.safe_dump({"methods": [{"livar": {"table": plain_table(result)}}]}, sort_keys=False)
@@ -190,10 +194,15 @@ def run_calibration(plan: Sweep, listener: Listener, beside: Sequence[Path] = ()
     except ValueError as error:
         listener.say(f"no YAML of the table, which livar cannot use ({error})")
     table = rows.to_csv(columns=COLUMNS, index=False, lineterminator="\r\n")
-    write_file(plan.folder / "rows.csv", table.encode())
+    write_file(out / "rows.csv", table.encode())
     results = {plan.folder.name: result, **others}
-    draw_calibration(plan.folder, results, rows["coefficient"].to_numpy(), explanation.predictions)
+    draw_calibration(out, results, rows["coefficient"].to_numpy(), explanation.predictions)
     return result
+
+
+def result_folder(plan: Sweep) -> Path:
+    """Return the folder of a calibration's result: its own, or `count` in it for a forest with a third feature."""
+    return plan.folder / "count" if plan.base.calibrate.count_feature else plan.folder
 
 
 def read_calibration(folder: Path) -> Result:

@@ -13,7 +13,7 @@ from methods.livar.calibration import Result
 from methods.livar.importance import TABLES
 from raysim.reporting.panels import legend, panel_grid, styles_of
 
-TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$"}
+TITLES = {"importance_a": "$I_A$", "importance_b": "$I_B$", "num_examples": "number of examples $n_i$"}
 BINS = ("low", "mid", "high")
 
 #: Number of rows below which the coefficient of a cell is unreliable.
@@ -50,14 +50,17 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
     """SHAP value against the feature's quantile, mean and deviation in stretches (LIVAR, figure 2).
 
     Args:
-      results: label -> calibration; the first calibration gives the dotted cuts, and the curves of all others are drawn
-        beside its curves (figure 3).
+      results: label -> calibration; the first calibration gives the panels (its features) and the dotted cuts, and the
+        curves of all others are drawn over the panels (figure 3).
     """
     own = next(iter(results.values()))
     styles = styles_of(list(results), next(iter(results)))
-    figure, panels = panel_grid(len(TITLES), width=4.2, height=3.4)
-    for axes, (name, title), cuts in zip(panels, TITLES.items(), own["cuts"], strict=True):
+    figure, panels = panel_grid(len(own["curves"]), width=4.2, height=3.4)
+    for axes, name, cuts in zip(panels, own["curves"], [*own["cuts"], []], strict=False):
+        title = TITLES[name]
         for label, result in results.items():
+            if name not in result["curves"]:
+                continue
             x, mean, std = (np.array(result["curves"][name][key]) for key in ("quantile", "mean", "std"))
             style = styles[label]
             axes.plot(x, mean, style.dash, color=style.colour, lw=style.width, marker=style.marker, ms=3, label=label)

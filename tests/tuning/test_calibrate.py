@@ -132,6 +132,25 @@ def test_rows_find_the_client_that_the_joint_run_is_made_of(calibrated, root, tm
     assert np.allclose(rows.coefficient.to_numpy().reshape(4, 4), np.diag([0.2, 0.4, 0.6, 0.8]), atol=1e-3)
 
 
+def test_forest_with_the_number_of_examples_leaves_the_table_alone(calibrated, tmp_path):
+    shutil.copytree(calibrated[0], tmp_path / "c")
+    (tmp_path / "c.yaml").write_text((calibrated[0].parent / "c.yaml").read_text())
+    before = {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir() if path.is_file()}
+    words = ["calibrate", str(tmp_path / "c.yaml"), f"storage={tmp_path}", "calibrate.count_feature=true"]
+    said = CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert "2 of 2 runs are finished" in said
+    assert str(tmp_path / "c" / "count" / "calibration.json") in said.replace("\n", "")
+    after = {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir() if path.is_file()}
+    # The settings of the calibration are those of the last command.
+    assert {**after, "sweep.yaml": b""} == {**before, "sweep.yaml": b""}
+    count = {path.name: path.read_bytes() for path in (tmp_path / "c" / "count").iterdir()}
+    (events,) = (name for name in count if name.startswith("events."))
+    files = {"calibration.json", "calibration.yaml", "rows.csv", "shap.png", "table.png", "prediction.png"}
+    assert set(count) == {events, *files}
+    assert set(json.loads(count["calibration.json"])["curves"]) == {"importance_a", "importance_b", "num_examples"}
+    assert count["rows.csv"] == before["rows.csv"]
+
+
 @pytest.mark.slow
 def test_again_only_the_fit_is_done_and_elsewhere_the_bytes_are_the_same(calibrated, root, tmp_path):
     """That runs of the same seed are the same is for other tests: here only their folders are elsewhere."""
@@ -247,10 +266,10 @@ def test_calibrate_group_leaves_a_run_alone(root, tmp_path):
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def found_of(scale):
+def found_of(scale, **features):
     curves = {
         name: {"quantile": [0.25, 0.75], "mean": [-scale, scale], "std": [0.1 * scale, 0.2 * scale], "count": [1, 1]}
-        for name in ("importance_a", "importance_b")
+        for name in ("importance_a", "importance_b", *features)
     }
     table = [[scale * (3 * row + column + 1) for column in range(3)] for row in range(3)]
     counts = [[2 * (row + column) for column in range(3)] for row in range(3)]
@@ -259,19 +278,22 @@ def found_of(scale):
 
 
 def test_curves_are_drawn_over_each_other_with_the_first_ones_cuts():
-    figure = curves_figure({"own": found_of(1.0), "other": found_of(3.0)})
+    figure = curves_figure({"own": found_of(1.0, num_examples=True), "other": found_of(3.0)})
     panels = figure.axes
-    assert [axes.get_xlabel() for axes in panels] == ["quantile of $I_A$", "quantile of $I_B$"]
-    for axes, cuts in zip(panels, [[0.25, 0.5], [0.6, 0.81]], strict=True):
+    assert [axes.get_xlabel() for axes in panels] == [
+        "quantile of $I_A$", "quantile of $I_B$", "quantile of number of examples $n_i$"
+    ]  # fmt: skip
+    for axes, cuts, labels in zip(panels, [[0.25, 0.5], [0.6, 0.81], []], ["own other"] * 2 + ["own"], strict=True):
         curves = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-        assert list(curves) == ["own", "other"]
+        assert list(curves) == labels.split()
         for label, scale in (("own", 1.0), ("other", 3.0)):
-            assert curves[label].get_xydata().tolist() == [[0.25, -scale], [0.75, scale]]
+            if label in curves:
+                assert curves[label].get_xydata().tolist() == [[0.25, -scale], [0.75, scale]]
         dotted = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"]
         assert dotted == pytest.approx(cuts)
         bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
         assert [(low.min(), low.max()) for low in bands] == [
-            pytest.approx((-1.1 * scale, 1.2 * scale)) for scale in (1.0, 3.0)
+            pytest.approx((-1.1 * scale, 1.2 * scale)) for scale in (1.0, 3.0)[: len(curves)]
         ]
         assert axes.get_ylim() == panels[0].get_ylim()
     assert [text.get_text() for text in figure.legends[0].texts] == ["own", "other"]

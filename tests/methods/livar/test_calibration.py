@@ -109,10 +109,11 @@ def made_rows(seed=0, clients=6, layers=12):
     return pd.concat(parts, ignore_index=True)
 
 
-def test_base_and_contributions_are_the_prediction():
+@pytest.mark.parametrize("count_feature", [False, True])
+def test_base_and_contributions_are_the_prediction(count_feature):
     rows = made_rows()
-    found = explain(rows, trees=8)
-    assert found.contributions.shape == (len(rows), 2)
+    found = explain(rows, count_feature=count_feature, trees=8)
+    assert found.contributions.shape == (len(rows), 3 if count_feature else 2)
     assert np.allclose(found.base + found.contributions.sum(1), found.predictions, atol=1e-10)
     assert found.base == pytest.approx(rows.coefficient.mean(), rel=0.1)
 
@@ -120,7 +121,7 @@ def test_base_and_contributions_are_the_prediction():
 def test_table_is_base_and_mean_contributions_of_each_cell():
     bins = np.array([[0, 0], [0, 0], [0, 2], [2, 1]])
     parts = np.array([[0.01, 0.02], [0.03, 0.04], [-0.02, 0.1], [-0.5, 0.05]])
-    found = Explanation(0.2, parts, np.zeros(4), 0.0)
+    found = Explanation(0.2, np.column_stack([parts, np.full(4, 9.0)]), np.zeros(4), 0.0)
     table, counts = table_from(found, bins)
     assert counts.tolist() == [[2, 0, 1], [0, 0, 0], [0, 1, 0]]
     low_a, b = 0.02 / 3, [0.03, 0.05, 0.1]  # means of the bins by themselves
@@ -135,7 +136,7 @@ def test_table_is_base_and_mean_contributions_of_each_cell():
 def test_planted_table_comes_back():
     rows = made_rows(clients=10, layers=24)
     bins = rows[["bin_a", "bin_b"]].to_numpy()
-    table, counts = table_from(explain(rows, trees=30), bins)
+    table, counts = table_from(explain(rows, count_feature=False, trees=30), bins)
     assert counts.sum() == len(rows)
     want = 0.05 + 0.1 * np.array([0, 0, 1])[None] - 0.03 * np.array([0, 0, 1])[:, None]
     assert np.abs(table - want).max() < 0.01
