@@ -6,14 +6,13 @@ run.accuracy, run.history, run.arrays("fedvg.norms"), run.model()
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raysim.base.errors import ConfigError, DataError, Fault, OwnCodeError
-from raysim.base.own import place_in, place_of, words_of
+from raysim.base.own import place_in, place_of, takes, words_of
 from raysim.base.progress import Listener
 from raysim.base.texts import round_name
 from raysim.config import path_to_write
@@ -72,8 +71,9 @@ def run(
     from raysim.cli.terminal import Progress
 
     refuse_others("on_round", on_round, Callable | None)
-    if on_round is not None:
-        _refuse_other_arguments("on_round", on_round, "the record of a round")
+    if on_round is not None and not takes(on_round, 1):
+        text = f"is called with the record of a round alone; see {place_of(on_round)}"
+        raise ConfigError([Fault("on_round", text)], "the call")
     progress = Progress()
     listener, on_start, show = progress.line.listener(), progress.start, progress.round
     if quiet:
@@ -230,19 +230,6 @@ def table(
     contents = frame_contents(frame, targets, options)
     path = set_path(path_to_write(root), name)
     return write_set(path, name, contents.classes, contents.batches, "a pandas DataFrame", **contents.about)
-
-
-def _refuse_other_arguments(name: str, function: Callable[..., object], given: str) -> None:
-    """Raise ConfigError if a function cannot be called with one argument. given: description of the argument."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-ins have no signature
-        return
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        text = f"is called with {given} alone, but takes {signature}: {error}; see {place_of(function)}"
-        raise ConfigError([Fault(name, text)], "the call") from error
 
 
 def _checked(on_round: OnRound | None, show: Callable[[RoundRecord], None]) -> Callable[[RoundRecord], object]:

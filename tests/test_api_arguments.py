@@ -25,7 +25,7 @@ SELF["group"] = SELF
         (lambda settings: raysim.run(settings, on_round=3), "on_round: must be of type Callable or None, got int"),
         (
             lambda settings: raysim.run(settings, on_round=lambda: None),
-            r"on_round: is called with the record of a round alone, but takes \(\): too many .*test_api_arguments",
+            r"on_round: is called with the record of a round alone; see .*test_api_arguments",
         ),
         (
             lambda settings: raysim.run(settings, on_round=lambda record, other: None),

@@ -64,6 +64,19 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Return whether a function accepts the given number of arguments; true if the signature is unknown."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
 @contextmanager
 def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
     """Turn an error raised in the user's code into one message with file and function; other errors pass.

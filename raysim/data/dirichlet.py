@@ -106,7 +106,7 @@ def redraw(
     Args:
       on_drawn: on_drawn(number of the successful draw, from 1).
     Raises:
-      DataError: no draw succeeded; the message names an alpha and a number of clients at which a few draws succeed.
+      DataError: no draw succeeded.
     """
     totals = np.unique(labels, return_counts=True)[1]
     before = pickle.dumps(rng.bit_generator.state)
@@ -117,7 +117,7 @@ def redraw(
     if least < min_samples:
         what = f"no draw of {tried} gave every client {min_samples} examples; the best left one with {least}"
         where = f"partition dirichlet(alpha={alpha}) of {len(labels)} examples over {num_clients} clients"
-        raise DataError(what, where, _remedy(draw, totals, num_clients, alpha, min_samples))
+        raise DataError(what, where, "raise partition.alpha, or lower partition.num_clients or partition.min_samples")
     if on_drawn is not None:
         on_drawn(tried)
     return counts.copy()
@@ -182,20 +182,3 @@ def _is_hopeless(num_short: int, num_draws: int, num_clients: int) -> bool:
     if num_draws < TRIAL_DRAWS:
         return False
     return bool((1 - num_short / (num_draws * num_clients)) ** num_clients < HOPELESS)
-
-
-def _remedy(draw: Draw, totals: np.ndarray, num_clients: int, alpha: float, min_samples: int) -> str:
-    """Return a remedy that succeeds in a few draws: the next larger round alpha, or the largest number of clients."""
-    rng = np.random.default_rng(0)
-
-    def works(clients: int, alpha: float) -> bool:
-        return any(draw(totals, clients, alpha, rng).sum(axis=0).min() >= min_samples for _ in range(5))
-
-    ladder = [m * 10.0**e for e in range(-3, 3) for m in (1, 2, 5)]
-    enough = next((a for a in ladder if a > alpha and works(num_clients, a)), None)
-    low, high = 1, num_clients  # works with `low`, not with `high`
-    while high - low > max(1, low // 20):
-        middle = (low + high) // 2
-        low, high = (middle, high) if works(middle, alpha) else (low, middle)
-    raised = f"raise partition.alpha to {enough:g}, " if enough is not None else ""
-    return f"{raised}lower partition.num_clients to {low}, or lower partition.min_samples"

@@ -20,6 +20,12 @@ from raysim.base.errors import DataError
 from raysim.data.reader_api import Contents
 from raysim.data.rows import SPLITS, SetRows
 
+#: What to do about a set that differs from the facts.
+REMEDY = (
+    "give the folder that the publisher's archive holds (a mirror may have another layout), fetch the set again if the "
+    "download is not complete, or keep another version of the set apart with --as NAME"
+)
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -41,13 +47,13 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
     Names are compared at once, image shapes with each batch, and counts after the last batch.
 
     Raises:
-      DataError: a difference; the message has the expected and the found value and the likely cause. Differences of
-        shapes and counts are raised while the batches are read.
+      DataError: a difference; the message has the expected and the found value. Differences of shapes and counts are
+        raised while the batches are read.
     """
     where = str(root) if root is not None else name
     if fault := _name_fault(contents, facts):
-        difference, cause = fault
-        raise DataError(f"not the published {name}: {difference}", where, cause)
+        difference, mend = fault
+        raise DataError(f"not the published {name}: {difference}", where, mend)
 
     def batches() -> Iterator[SetRows]:
         counts: Counter[str] = Counter()
@@ -61,7 +67,7 @@ def checked(contents: Contents, facts: Facts, name: str, root: Path | None, *, i
             yield batch
         if dict(counts) != dict(facts.examples):
             what = f"{_numbers(counts)}; {_numbers(facts.examples)} expected"
-            raise DataError(f"not the published {name}: {what}", where, _cause_of_counts(counts, facts))
+            raise DataError(f"not the published {name}: {what}", where, REMEDY)
 
     return replace(contents, batches=batches())
 
@@ -76,43 +82,27 @@ def _counts(batch: SetRows, domains: Sequence[str], facts: Facts) -> dict[str, i
 
 
 def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
-    """Return (difference in classes or domains, likely cause); None without a difference."""
+    """Return (difference in classes or domains, remedy); None without a difference."""
     classes, expected = contents.classes, facts.classes
-    below = f"give the folder that holds {_some(facts.domains or (expected if isinstance(expected, tuple) else ('train',)))}"
     if set(classes) & set(facts.domains):
         what = f"the domains, {_some(classes)}, were read as classes"
         return what, "`prepare domains` reads a tree DOMAIN/CLASS/image"
     if isinstance(expected, int):
         if len(classes) != expected:
-            return f"{len(classes)} classes, {expected} expected", _cause_of_classes(len(classes), expected, below)
+            return f"{len(classes)} classes, {expected} expected", REMEDY
     elif tuple(classes) != expected:
-        if missing := [name for name in expected if name not in classes]:
-            counts = f"{len(classes)} classes, {_some(classes)}; {len(expected)} expected"
-            return f"{counts}, and {_some(missing)} is missing", _cause_of_classes(len(classes), len(expected), below)
-        if more := [name for name in classes if name not in expected]:
-            return f"{_some(more)} is no class of the set", "a folder or label from outside the set; remove it"
+        missing, more = (
+            [name for name in one if name not in other] for one, other in ((expected, classes), (classes, expected))
+        )
+        counts = f"{len(classes)} classes, {_some(classes)}; {len(expected)} expected"
+        if missing or more:
+            lacking = f", and {_some(missing)} is missing" if missing else f", and {_some(more)} is no class of the set"
+            return f"{counts}{lacking}", REMEDY
         what = f"classes in the order {_some(classes)}, {_some(expected)} expected"
         return what, "the labels have another order; sort the labels"
     if facts.domains and contents.domains and contents.domains != facts.domains:
-        return f"domains {_some(contents.domains)}, {_some(facts.domains)} expected", below
+        return f"domains {_some(contents.domains)}, {_some(facts.domains)} expected", REMEDY
     return None
-
-
-def _cause_of_classes(count: int, expected: int, below: str) -> str:
-    if count < expected / 2:
-        return f"another folder, or the layout of a mirror; {below}"
-    return "half a download; fetch the set again" if count < expected else f"folders without a class; {below}"
-
-
-def _cause_of_counts(counts: Mapping[str, int], facts: Facts) -> str:
-    total, expected = sum(counts.values()), sum(facts.examples.values())
-    if total == expected:
-        return "the layout of a mirror: the splits are not where the publisher has them"
-    if set(counts) - set(facts.examples):
-        return "the layout of a mirror: give the folder with the publisher's train and test, or use --as NAME"
-    if total < expected:
-        return "half a download, or a part of the set; fetch the set again, or keep the part apart with --as NAME"
-    return "images from outside the set; remove them, or give --as NAME"
 
 
 def _some(names: Sequence[str]) -> str:
