@@ -29,7 +29,7 @@ SELF["group"] = SELF
         ),
         (
             lambda settings: raysim.run(settings, on_round=lambda record, other: None),
-            r"on_round: .* takes \(record, other\): missing a required argument: 'other'",
+            r"on_round: is called with the record of a round alone; see .*test_api_arguments",
         ),
         (lambda settings: raysim.run(settings, scale=IMAGES), "scale: must be True or False, got ndarray"),
         (lambda settings: raysim.run(SELF), "in a group that contains itself"),
