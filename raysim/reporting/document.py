@@ -199,8 +199,7 @@ def not_labelled(misnamed: Sequence[str], changed: Sequence[str]) -> list[str]:
       changed: settings that differ from the recipe of the published numbers.
     """
     reasons = {
-        "The tables show the actual settings. Scaled-down runs only show that the recipe works; the numbers that the paper "
-        "prints for the whole experiment are in separate lines.": misnamed,
+        "The tables show the actual settings. Scaled-down runs only show that the recipe works.": misnamed,
         "The published numbers belong to the settings of the recipe, which differ.": changed,
     }
     return [f"NOT the labelled experiment: {'; '.join(what)}. {why}" for why, what in reasons.items() if what]

@@ -24,15 +24,12 @@ PUBLISHED = "published (difference)"
 #: Name of the lines with p adjusted for the number of tests.
 HOLM = "Holm-adjusted"
 
-#: Name of the lines with numbers published for the full experiment of a scaled-down recipe.
-ELSEWHERE = "published for another experiment"
-
 #: Lines that belong to the line above them.
-BELOW = (PUBLISHED, ELSEWHERE, HOLM)
+BELOW = (PUBLISHED, HOLM)
 
-MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "grey": "<small>{}</small>", "": "{}"}
-LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "grey": r"\textcolor{{gray}}{{{}}}", "": "{}"}
-RICH = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "grey": "[dim]{}[/dim]", "": "{}"}
+MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
+RICH = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
 LATEX_NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
 LATEX_SIGNS = str.maketrans(
     {
@@ -67,22 +64,13 @@ def lines_of(table: Table) -> list[Line]:
         texts = [_ours(cell, has_counts, table.metric.digits) for cell in cells]
         lines.append((row, tuple(map(Entry, texts, marks))))
         lines += published_line(map(published_text, cells))
-        lines += published_line(map(_elsewhere, cells), ELSEWHERE, "grey")
     return lines + _gain_lines(table)
 
 
-def _elsewhere(cell: Cell | None) -> str:
-    """Return the number published for the full experiment of a scaled-down recipe, as text."""
-    if cell is None or cell.elsewhere is None:
-        return ""
-    value = cell.elsewhere.value
-    return cell.elsewhere.text if value is None else accuracy(value, cell.elsewhere.std)
-
-
-def published_line(texts: Iterable[str], name: str = PUBLISHED, mark: str = "") -> list[Line]:
+def published_line(texts: Iterable[str]) -> list[Line]:
     """Return a list with the line of published numbers; an empty list if there are no numbers."""
-    entries = tuple(Entry(text, mark if text else "") for text in texts)
-    return [(name, entries)] if any(entry.text for entry in entries) else []
+    entries = tuple(map(Entry, texts))
+    return [(PUBLISHED, entries)] if any(entry.text for entry in entries) else []
 
 
 def _gain_lines(table: Table) -> list[Line]:
@@ -129,7 +117,7 @@ def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:
 
 
 def _marked(entries: Sequence[Entry], forms: Mapping[str, str], escape: Callable[[str], str] = str) -> list[str]:
-    """Return the texts of a line, each in the form of its mark (best, second, grey or none)."""
+    """Return the texts of a line, each in the form of its mark (best, second or none)."""
     return [forms[entry.mark].format(escape(entry.text)) for entry in entries]
 
 
@@ -144,8 +132,8 @@ def header_of(table: Table, rows: str, quantity: str | None = None) -> list[str]
 
 
 def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
-    """Return a LaTeX `table` environment for each table, which needs the packages booktabs and xcolor."""
-    parts = ["% needs \\usepackage{booktabs,xcolor}; the first mean bold, the second underlined in each column\n"]
+    """Return a LaTeX `table` environment for each table, which needs the package booktabs."""
+    parts = ["% needs \\usepackage{booktabs}; the first mean bold, the second underlined in each column\n"]
     for table in tables:
         columns, unit = "r" * len(table.columns), " (%)" * table.metric.is_share
         parts += [
@@ -157,7 +145,7 @@ def latex(tables: Sequence[Table], rows: str, metric: str) -> str:
         ]
         for name, entries in lines_of(table):
             cells = _marked(entries, LATEX, latex_text)
-            if name in (PUBLISHED, ELSEWHERE):
+            if name == PUBLISHED:
                 cells = [f"{{\\footnotesize {cell}}}" if cell else "" for cell in cells]
                 parts.append(_latex_line([f"\\quad{{\\footnotesize {name}}}", *cells]))
             else:
@@ -181,7 +169,7 @@ def terminal(header: Sequence[str], lines: Sequence[Line]) -> Terminal:
     for index, cell in enumerate(header):
         shown.add_column(escape(cell), justify="right" if index else "left", no_wrap=not index)
     for name, entries in lines:
-        style = "dim" if name in (PUBLISHED, ELSEWHERE) else None
+        style = "dim" if name == PUBLISHED else None
         shown.add_row(f"  {name}" if style else escape(name), *_marked(entries, RICH, escape), style=style)
     return shown
 

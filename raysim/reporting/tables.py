@@ -38,7 +38,6 @@ class Cell:
     scores: by seed in cells of runs, by table in averages, by row in gains; empty in published cells, so that n = 0.
     metric: metric of the scores.
     is_joint: whether all runs of the cell trained on all examples together.
-    elsewhere: number published for the data set and the model that the runs claim but did not use.
     """
 
     labels: Mapping[str, Label]
@@ -49,7 +48,6 @@ class Cell:
     published: Published | None = None
     is_joint: bool = False
     metric: ReportMetric = ACCURACY
-    elsewhere: Published | None = None
 
     @property
     def n(self) -> int:
@@ -206,7 +204,6 @@ def _cell(
         folders={seed: run.folder for seed, run in runs.items()},
         is_joint=all(run.is_joint for run in seeds.values()),
         metric=metric,
-        elsewhere=match(tables, {**first.meant, **more}) if first.claimed else None,
     )
 
 

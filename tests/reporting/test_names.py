@@ -18,7 +18,7 @@ from raysim.reporting.build import make_report
 from raysim.reporting.contents import best_on_average
 from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import draw_figures
-from raysim.reporting.published import FOLDER, match, published
+from raysim.reporting.published import FOLDER, published
 from raysim.reporting.runs import ReportedRun, changed_settings, find_runs, label, misnamed
 from tests.support.recipe_files import read_recipe
 from tests.support.report_runs import fabricate, labels_of
@@ -203,13 +203,6 @@ def test_tables_and_figures_of_a_scaled_sweep_name_what_ran(tmp_path):
     text = document(report, [], [])
     assert "### digits / cnn\n" in text
     assert "published (difference)" not in text
-    # What the paper prints for the whole experiment stands in grey, in a line of its own.
-    labels = {name: value for name, value in labels_of("FedVG", 0.1).items() if name != "seed"}
-    printed = match(published("fedvg_table_A3"), labels)
-    assert (
-        f"&nbsp;&nbsp;*published for another experiment* | <small>{printed.value:.2f} ± {printed.std:.2f}</small> |"
-        in text
-    )
     assert "rounds = 10 (recipe: 200)" in text
     assert "partition.num_clients = 20 (recipe: 100)" in text
     assert "more)" not in text  # all settings that differ are named
