@@ -34,7 +34,7 @@ test-all: setup
 # The tests that compare numbers, as other CPUs round them: without vector instructions, with those of AVX2, and with noise
 # in every sum. What CPU this is does not matter: each is a limit to what PyTorch and oneDNN may use of it. Of core those that
 # compute; left out are messages, own code, and tests that only ask whether two results differ.
-CORE := $(patsubst %,tests/core/test_%.py,chain layout seeding weights)
+CORE := $(patsubst %,tests/core/test_%.py,layout seeding weights)
 METHODS := $(filter-out %/test_cases.py %/test_combinations.py,$(wildcard tests/methods/test_*.py)) tests/methods/livar
 NUMERIC := $(CORE) $(METHODS) tests/training tests/models/test_lora.py
 

@@ -156,8 +156,7 @@ class Layout:
         if order == math.inf:  # aminmax: vector_norm(inf) is 25 times slower on a CPU; both keep NaN
             lowest, highest = (torch.stack(side) for side in zip(*(part.aminmax() for part in parts), strict=True))
             return torch.maximum(highest, -lowest).to("cpu", torch.float64)
-        norms = [torch.linalg.vector_norm(part, order, dtype=torch.float64) for part in parts]
-        return torch.stack(norms).cpu()
+        return torch.stack([torch.linalg.vector_norm(part, order, dtype=torch.float64) for part in parts]).cpu()
 
 
 def layout_of(

@@ -46,19 +46,15 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
     "raysim/core/weights.py": (
         "tests/core/test_weights.py",
-        (
-            ("scores.sum(dim=0, keepdim=True)", "scores.sum(dim=-1, keepdim=True)"),
-            ("RightMap(self.maps[rows])", "self"),
-        ),
+        (("scores.sum(dim=0, keepdim=True)", "scores.sum(dim=-1, keepdim=True)"), ("RightMap(w.maps[rows])", "w")),
     ),
     "raysim/core/stack.py": (
-        "tests/core/test_hooks.py tests/core/test_chain.py",
+        "tests/core/test_hooks.py",
         (
             ("gradient or gradient_of(loss)", "gradient_of(loss)"),
-            ("m.init(params.clone(), layout)", "m.init(params, layout)"),
+            ("run(params.clone(), layout)", "run(params, layout)"),
             ("(partition.shared & wanted.shared) - frozen", "partition.shared & wanted.shared"),
             ('is_uniform = any(method.base_weights == "uniform"', 'is_uniform = all(method.base_weights == "uniform"'),
-            ("replace(_server_inside(view, part), weights=so_far)", "_server_inside(view, part)"),
         ),
     ),
     "raysim/core/conflicts.py": (
@@ -167,9 +163,9 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "tests/engine/test_server.py tests/engine/test_run.py tests/engine/test_participation.py -k 'not slow or nonfinite'",
         (
             ("int(cohort.kept(values).max())", "int(cohort.kept(values).min())"),
-            ("in self.reports.peaks.values():", 'in [self.reports.peaks["update"]]:'),
-            ("if result.memories[row] is not None:", "if row in rows and row:"),
-            ("np.cumsum(self.is_kept) - 1", "np.arange(len(self.is_kept))"),
+            ("in self.reports.peaks.values()]", 'in [self.reports.peaks["update"]]]'),
+            ("if memory is not None and client in kept:", "if memory is not None and client:"),
+            ("np.searchsorted(kept, clients)", "np.arange(len(clients))"),
         ),
     ),
     "raysim/engine/server.py": (
