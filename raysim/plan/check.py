@@ -243,20 +243,16 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
 
 def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInfo) -> tuple[str, ...]:
     """Return the needs of methods that this run meets."""
-    local = config.local
     needs = {
         "classes": info.groups is info.classes,
-        "features": True,
-        "linear-head": True,
-        "client-memory": True,
         "validation-set": len(manifest.validation) > 0,
         "test-set": len(manifest.test) > 0,
         "client-order": config.data.validation_set.order == "client",
-        "sgd": local.optimizer == "sgd",
+        "sgd": config.local.optimizer == "sgd",
         "lora": spec.lora is not None,
         "clock": config.time is not None,
     }
-    return tuple(need for need, is_there in needs.items() if is_there)
+    return ("features", "linear-head", "client-memory", *(need for need, is_there in needs.items() if is_there))
 
 
 @cached_by_value
