@@ -81,22 +81,18 @@ def min_max(*, share: Share = 0.2, from_round: Whole = 0, direction: Direction =
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
-def min_sum(
-    *, share: Share = 0.2, from_round: Whole = 0, direction: Direction = "std", as_in: Literal["release"] | None = None
-) -> Method:
+def min_sum(*, share: Share = 0.2, from_round: Whole = 0, direction: Direction = "std") -> Method:
     """Attackers send mean + gamma p; the bound is the sum of an honest update's squared distances to the others.
 
     Shejwalkar and Houmansadr (NDSS 2021), with the largest such gamma, the root of a quadratic in place of their search. The
-    published tables come from notebooks with another bound, see `as_in`.
+    bound is the largest such sum, as in the paper; the authors' notebooks take the smallest.
 
     Args:
       share: share of all clients that attack, drawn once from the seed, rounded to whole clients.
       from_round: first round with attackers; all clients are honest before.
       direction: p: the negative standard deviation ("std"), -mean / ||mean|| ("unit"), or -sign(mean) ("sign").
-      as_in: bound of the sum of squared distances: the largest such sum of an honest update (null, the paper), or the
-        smallest ("release", the authors' notebooks).
     """
-    craft = partial(hidden, direction=direction, bound="sum" if as_in is None else "smallest_sum")
+    craft = partial(hidden, direction=direction, bound="sum")
     return attacked(share, from_round, craft=craft, send=overheard)
 
 
@@ -163,15 +159,14 @@ def largest_gamma(gram: Tensor, bound: str) -> float:
 
     Args:
       gram: (h + 2, h + 2) float64, products of the honest updates, their mean and p.
-      bound: "max" (min_max), "sum" (min_sum), or "smallest_sum" (min_sum as in its authors' code).
+      bound: "max" (min_max) or "sum" (min_sum).
     """
     h = len(gram) - 2
     honest = squared_distances(gram[:h, :h])
     a, b, c = squared_distances(gram)[h, :h], gram[h + 1, h] - gram[h + 1, :h], gram[h + 1, h + 1]
-    sums = honest.sum(1)
-    limit = {"max": honest.max(), "sum": sums.max(), "smallest_sum": sums.min()}[bound]
-    if bound != "max":
-        a, b, c = a.sum(), b.sum(), h * c
+    limit = honest.max()
+    if bound == "sum":
+        limit, a, b, c = honest.sum(1).max(), a.sum(), b.sum(), h * c
     roots = ((b.square() + c * (limit - a)).clamp_min(0).sqrt() - b) / c
     return float(roots.min().clamp_min(0)) if c > 0 else 0.0
 

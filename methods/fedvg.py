@@ -30,7 +30,7 @@ def fedvg(
     mix: Literal["replace", "average"] = "replace",
     val_mode: Annotated[Literal["train", "eval"], counts_without("norm", "update", "update-l1")] = "train",
     every: Count = 1,
-    one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral")] = "block",
+    one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral"), counts_with("as_in", None)] = "block",
     as_in: Annotated[
         Literal["release"] | None,
         counts_without("norm", "update", "update-l1") | counts_with("granularity", "layer", "auto"),
@@ -82,11 +82,8 @@ def fedvg(
     A buffer has the weight of the first tensor of its layer; a parameter without the chosen kind of norm has the weight
     of its layer block.
     Raises:
-      ValueError: options that do not go together; or, when the run starts, a spectral norm of leaves without any tensor of
-        two axes.
+      ValueError: when the run starts, a spectral norm of leaves without any tensor of two axes.
     """
-    if as_in and one_axis != "block":
-        raise ValueError(f"fedvg: as_in {as_in!r} sets one_axis; remove one_axis or as_in")
     buffers = "uniform" if as_in else "layer"
     one_axis = "l2" if as_in else one_axis
     needs_data = norm not in ("update", "update-l1")

@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from methods.agreement import agreements_of, cosines_of, tensor_cosines, weights_from_agreements
+from methods.moments import refuse_personal
 from methods.scored import ClientScore, Granularity, Part, leaf_names, part_of, weights_from_score
 from raysim.core.layout import Layout
 from raysim.core.method import Method, ServerView, State
@@ -43,9 +44,7 @@ def fedvg_cosine(
     """
 
     def init(params: Tensor, layout: Layout) -> State:
-        if layout.personal:
-            names = ", ".join(leaf.name for leaf in layout.personal[:3])
-            raise ValueError(f"fedvg_cosine: the score is taken at the global model, which has no {names}; use fedvg")
+        refuse_personal(layout, "fedvg_cosine: the score is taken at the global model, which has no {names}; use fedvg")
         return {}
 
     def values(server: ServerView) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.livar.merging import adapters_of, merged_update, truncated
-from methods.moments import one_thread
+from methods.moments import one_thread, refuse_personal
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, LayerOp, Message, Method, ServerView, State
 
@@ -68,11 +68,8 @@ def flora() -> Method:
 
 def _init(params: Tensor, layout: Layout) -> State:
     """merged: layer -> Delta W of the adapted layers; fresh: [num_params], A and B of a round, NaN elsewhere."""
-    if layout.personal:
-        raise ValueError(
-            f"flora: {layout.personal[0].name} is personal, and personal models are scored without merged adapters; "
-            "share all layers"
-        )
+    why = "personal models are scored without merged adapters; share all layers"
+    refuse_personal(layout, f"flora: {{names}} is personal, and {why}")
     merged, fresh = {}, torch.full_like(params, torch.nan)
     values, starts = layout.views(params), layout.views(fresh)
     for pair in adapters_of(layout):

@@ -63,6 +63,12 @@ def linear_head(layout: Layout, method: str) -> list[Leaf]:
     return leaves
 
 
+def refuse_personal(layout: Layout, text: str) -> None:
+    """Raise ValueError for personal layers. text: the fault, with {names} for the names of the first three leaves."""
+    if layout.personal:
+        raise ValueError(text.format(names=", ".join(leaf.name for leaf in layout.personal[:3])))
+
+
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """(classes, width) float64: mean feature of each class; NaN where a class has no example."""
     means = torch.full((num_classes, values.shape[1]), torch.nan, dtype=torch.float64, device=values.device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from methods import voters
 from methods.agreement import agreements_of, cosines_of
+from methods.moments import refuse_personal
 from methods.voters import Iterations, bounding, gram_of, report_norm, scaled, voting
 from raysim.core.layout import Layout
 from raysim.core.method import Count, Fraction, Method, Positive, ServerView, State, Value, require
@@ -204,8 +205,7 @@ def fltrust() -> Method:
     """
 
     def init(params: Tensor, layout: Layout) -> State:
-        if layout.personal:
-            raise ValueError(f"fltrust: the server cannot train {layout.personal[0].name}, which is personal; share it")
+        refuse_personal(layout, "fltrust: the server cannot train {names}, which is personal; share it")
         return {}
 
     def measure(server: ServerView) -> Tensor:

@@ -43,8 +43,6 @@ def table_of(value: object) -> CoefficientTable:
     Raises:
       ValueError: it is none of these; numbers are not positive and finite; cuts do not rise inside [0, 1].
     """
-    if isinstance(value, CoefficientTable):
-        return value
     if isinstance(value, str):
         if value not in TABLES:
             raise ValueError(f"livar: unknown table {value!r}; known: {', '.join(TABLES)}")
@@ -167,15 +165,12 @@ def bins_of(importance: Tensor, cuts: Sequence[Sequence[float]] = CUTS) -> tuple
     return bins[0], bins[1]
 
 
-def raw_coefficients(importance: Tensor, table: str | CoefficientTable = "released") -> Tensor:
+def raw_coefficients(importance: Tensor, table: CoefficientTable) -> Tensor:
     """The table's value for each client and layer, (K, L) float64, from (K, L, 2) importances."""
-    chosen = table_of(table)
-    return torch.tensor(chosen.values, dtype=torch.float64)[bins_of(importance, chosen.cuts)]
+    return torch.tensor(table.values, dtype=torch.float64)[bins_of(importance, table.cuts)]
 
 
-def layer_coefficients(
-    importance: Tensor, is_active: Tensor, shares: Tensor, table: str | CoefficientTable = "released"
-) -> Tensor:
+def layer_coefficients(importance: Tensor, is_active: Tensor, shares: Tensor, table: CoefficientTable) -> Tensor:
     """lambda of each client and layer for eq. 3: the raw coefficients, normalised over the clients that took a step.
 
     Args:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from methods.livar.merging import Adapter, Coefficients, adapters_of, factors_of
 from methods.livar.regression import gram, target_coefficients
+from methods.moments import refuse_personal
 from raysim.core.layout import Layout
 from raysim.core.method import ServerView
 from raysim.core.weights import normalised
@@ -37,9 +38,7 @@ def from_validation_set() -> Coefficients:
         return online_coefficients(factors_of(server), server, server.validation_gradient("eval"), shares)
 
     def check(layout: Layout) -> None:
-        if layout.personal:
-            names = ", ".join(leaf.name for leaf in layout.personal[:3])
-            raise ValueError(f"livar: table 'online' is taken at the global model, which has no {names}; use a table")
+        refuse_personal(layout, "livar: table 'online' is taken at the global model, which has no {names}; use a table")
 
     return Coefficients(of, check=check, needs=frozenset({"validation-set"}))
 

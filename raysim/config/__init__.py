@@ -9,19 +9,9 @@ from raysim.config.places import (
     home_folder,
     located,
     located_path,
-    located_root,
     path_to_write,
     shipped_folder,
 )
-from raysim.config.reading import (
-    lay_over,
-    parse_config,
-    parse_overrides,
-    parse_report,
-    read_config,
-    settled,
-    sound_config,
-    without,
-)
-from raysim.config.schema import CalibrateGroup, CohortGroup, Config, ModelGroup, ReportGroup, StopGroup, TuneGroup
-from raysim.config.shipped import config_file, is_recipe_name, shipped_file, shipped_files
+from raysim.config.reading import parse_config, parse_overrides, parse_report, read_config, sound_config, without
+from raysim.config.schema import CohortGroup, Config, ModelGroup, ReportGroup, StopGroup, TuneGroup
+from raysim.config.shipped import is_recipe_name, shipped_file, shipped_files

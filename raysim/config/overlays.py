@@ -17,11 +17,9 @@ from raysim.config.sweep import (
     as_mapping,
     axes_as_written,
     head,
-    is_listed,
     key_of,
     may_need_labels,
     named_settings,
-    options,
     without_keys,
 )
 
@@ -158,12 +156,9 @@ def _unknown_conditions(raw: Raw, library: Raw) -> Iterator[Fault]:
     """Labels in `tune.only` that their axis never has."""
     for axis, conditions in as_mapping(value_at(raw, "tune.only")).items():
         for other, labels in as_mapping(conditions).items():
-            domain = axes_as_written(raw).get(other)
-            if not isinstance(domain, Mapping) or not is_listed(domain) or not isinstance(labels, list):
-                continue
             # On an axis without labels, values that the call did not choose are no longer known.
-            names = list(dict.fromkeys(map(str, [*library.get(other, ()), *options(domain)])))
-            for label in labels if other in library else ():
+            names = list(map(str, library.get(other, ())))
+            for label in labels if names and isinstance(labels, list) else ():
                 if str(label) not in names:
                     yield Fault(
                         f"tune.only.{axis}", f"{other} has no label {str(label)!r}. {nearest(str(label), names)}"

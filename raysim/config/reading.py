@@ -187,8 +187,6 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
         yield Fault("data.split_within_clients", text)
     if data.reader is not None and "://" in data.root:
         yield Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one")
-    if data.files is not None and data.reader is None:
-        yield Fault("data.files", "no reader is given; set data.reader to module:function of your own, or drop it")
     names = [data.name, *data.test_sets]
     if repeated := next((name for index, name in enumerate(names) if name in names[:index]), ""):
         yield Fault("data.test_sets", f"{repeated!r} is tested on already; name the set once")

@@ -145,7 +145,7 @@ class DataGroup(Group):
         counts=counts_without("partition.scheme", "joint"),
     )
     reader: Named | None = key(None, "module:function of your own that prepares the set from `files`")
-    files: str | None = key(None, "folder or file that `reader` reads")
+    files: str | None = key(None, "folder or file that `reader` reads", counts=counts_given("data.reader"))
 
     @property
     def asks_for_fractions(self) -> bool:

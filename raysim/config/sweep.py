@@ -103,7 +103,7 @@ def trial(raw: Raw, values: Raw, source: str) -> Trial:
             continue
         set_all(result, {key: value}, "tune.fixed", source)
         layers.insert(0, (f"{key}={value}", {key: value}))
-    refuse(_overridden(values, space, result, layers), source)
+    refuse(_overridden(values, result, layers), source)
     result["labels"] = {**labels, **(result.get("labels") or {})}
     settings_text = json.dumps(without_keys(result, ("labels",)), sort_keys=True, default=str)
     idle |= left_idle(result, Config, [settings for _, settings in layers])
@@ -117,9 +117,7 @@ def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -
     return {axis: value} if named is None else named[value] or {}
 
 
-def _overridden(
-    values: Raw, space: Mapping[str, Raw], result: Raw, layers: Sequence[tuple[str, Raw]]
-) -> Iterator[Fault]:
+def _overridden(values: Raw, result: Raw, layers: Sequence[tuple[str, Raw]]) -> Iterator[Fault]:
     """Yield a fault for each value of an axis that another layer overrides in the trial."""
     for axis, value in values.items():
         settings = next(settings for name, settings in reversed(layers) if name == f"{axis}={value}")

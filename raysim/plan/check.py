@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 
@@ -33,7 +32,6 @@ from raysim.plan.build import (
     layout_for,
     model_spec,
     spec_of,
-    task_of,
     with_weights,
 )
 from raysim.plan.check_data import Sets, draw_partition, open_sets, or_faults
@@ -44,8 +42,6 @@ from raysim.plan.splitting import uses_validation, with_split
 from raysim.plan.timing import time_faults
 from raysim.training.local import needs_two_examples
 from raysim.training.tasks import CLASSES
-
-T = TypeVar("T")
 
 
 def check(
@@ -97,7 +93,7 @@ def check(
     if faults or manifest is None:
         raise ConfigError(faults, source)
     faults += memory_faults(config, info, manifest)
-    faults += stop_faults(config, methods, task_of(config, info).main, num_test=len(manifest.test))
+    faults += stop_faults(config, methods, num_test=len(manifest.test))
     faults += [*training_faults(config, spec, methods), *time_faults(config, methods)]
     sizes = RunSizes(
         config.num_clients,
@@ -185,7 +181,7 @@ def training_faults(config: Config, spec: ModelSpec, methods: Sequence[Method]) 
         yield Fault("local.batch_size", text)
 
 
-def stop_faults(config: Config, methods: Sequence[Method], main: str, *, num_test: int) -> Iterator[Fault]:
+def stop_faults(config: Config, methods: Sequence[Method], *, num_test: int) -> Iterator[Fault]:
     """Yield faults for stop conditions that can never be met, or that would skip a phase method."""
     conditions = config.stop.model_dump(exclude_none=True)
     for name in (each for each in conditions if each != "epsilon"):
@@ -243,20 +239,16 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
 
 def _available(config: Config, spec: ModelSpec, manifest: Manifest, info: SetInfo) -> tuple[str, ...]:
     """Return the needs of methods that this run meets."""
-    local = config.local
     needs = {
         "classes": info.groups is info.classes,
-        "features": True,
-        "linear-head": True,
-        "client-memory": True,
         "validation-set": len(manifest.validation) > 0,
         "test-set": len(manifest.test) > 0,
         "client-order": config.data.validation_set.order == "client",
-        "sgd": local.optimizer == "sgd",
+        "sgd": config.local.optimizer == "sgd",
         "lora": spec.lora is not None,
         "clock": config.time is not None,
     }
-    return tuple(need for need, is_there in needs.items() if is_there)
+    return ("features", "linear-head", "client-memory", *(need for need, is_there in needs.items() if is_there))
 
 
 @cached_by_value

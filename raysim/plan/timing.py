@@ -30,13 +30,9 @@ def speeds_of(config: Config) -> Speeds | None:
     traces = _traces(config.time.traces, config.num_clients) if config.time.traces else {}
     for name, default in SPEEDS.items():
         key, value = f"time.{name}", getattr(config.time, name)
+        seed, value = derive_seed(config.seed, key), default if value is None else value
         try:
-            seed = derive_seed(config.seed, key)
-            speeds = (
-                traces[name]
-                if name in traces
-                else _speeds(default if value is None else value, config.num_clients, seed)
-            )
+            speeds = traces[name] if name in traces else _speeds(value, config.num_clients, seed)
             columns[name] = _in_range(name, speeds)
         except ValueError as error:
             faults.append(Fault("time.traces" if name in traces else key, str(error)))

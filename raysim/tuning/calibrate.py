@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from methods.livar.importance import plain_table
 from methods.livar.regression import gram, target_coefficients
 from raysim.base.errors import ConfigError, Fault, RaysimError, explained, refuse
 from raysim.base.progress import Listener
-from raysim.base.settings import Spec
+from raysim.base.settings import Raw, Spec
 from raysim.base.uri import is_uri
 from raysim.config import Config, TuneGroup, located, sound_config
 from raysim.config.counting import left_idle, remove
@@ -48,8 +47,6 @@ COLUMNS = [
     *("run", "client", "layer", "importance_a", "importance_b"),
     *("num_examples", "coefficient", "quantile_a", "quantile_b"),
 ]
-
-Raw = Mapping[str, Any]  # a configuration as read
 
 
 def plan_calibration(raw: Raw, source: str) -> Sweep:

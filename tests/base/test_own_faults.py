@@ -79,7 +79,7 @@ number = 3
         ({"data": {"reader": "broken:failing_reader"}}, r"data: ValueError: boom in .*broken\.py, line 7, in boom"),
         ({"data": {"reader": "broken:none"}}, r"data: a reader returned NoneType in .*broken\.py, line \d+, in none"),
         ({"data": {"reader": {"my_data:read": {"inwert": 1}}}}, r"data\.reader.*Did you mean 'invert'"),
-        ({"data": {"files": "scans"}}, r"data\.files: no reader is given"),
+        ({"data": {"files": "scans"}}, r"data\.files: has no effect with data\.reader null"),
         ({"data": {"augment": "broken:failing_augment"}}, r"data\.augment: ValueError: boom in .*broken\.py, line 7"),
         (
             {"data": {"augment": "broken:none"}},

@@ -122,7 +122,6 @@ def _options_alone(value):
         ("alie", {}, lambda honest: twins.alie(honest, 2)),
         ("alie", {"z": 1.5}, lambda honest: twins.alie(honest, 2, 1.5)),
         ("ipm", {"scale": 0.3}, lambda honest: twins.ipm(honest, 0.3)),
-        ("min_sum", {"as_in": "release"}, lambda honest: twins.largest_hidden(honest, "min_sum", "std", min)[0]),
         *(
             (kind, {"direction": p}, lambda honest, kind=kind, p=p: twins.largest_hidden(honest, kind, p)[0])
             for kind in ("min_max", "min_sum")

@@ -330,6 +330,6 @@ def test_as_in_release_asks_for_an_external_set_class_after_class(root):
     assert plan_of(root, [{"fedvg": {"as_in": "release"}}], data=ordered).methods
 
 
-def test_options_that_do_not_go_together_are_refused():
-    with pytest.raises(ValueError, match="as_in 'release' sets one_axis"):
-        fedvg(as_in="release", one_axis="l2")
+def test_options_that_do_not_go_together_are_refused(root):
+    with pytest.raises(ConfigError, match=r"fedvg\.one_axis: has no effect with as_in release"):
+        plan_of(root, [{"fedvg": {"norm": "spectral", "as_in": "release", "one_axis": "l2"}}])

@@ -159,7 +159,8 @@ def test_tables_of_ones_own_and_their_cuts():
     rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     importance = torch.arange(24, dtype=torch.float64).reshape(3, 4, 2)
     assert torch.equal(
-        raw_coefficients(importance, "paper"), raw_coefficients(importance, table_of({"table": TABLES["paper"]}))
+        raw_coefficients(importance, table_of("paper")),
+        raw_coefficients(importance, table_of({"table": TABLES["paper"]})),
     )
     own = raw_coefficients(importance, table_of({"table": rows, "cuts": [[0, 1], [0, 1]]}))
     assert (own == 5).all()  # nothing is strictly outside the smallest and the largest

@@ -8,9 +8,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from methods.livar.importance import TABLES, ImportanceCount, layer_coefficients, raw_coefficients, step_importance
+from methods.livar.importance import (
+    TABLES,
+    ImportanceCount,
+    layer_coefficients,
+    raw_coefficients,
+    step_importance,
+    table_of,
+)
 from tests.support.federations import lora_plan
 from tests.twins.livar import ROWS
+
+RELEASED = table_of("released")
 
 
 def some_importance(clients=5, layers=8, seed=0):
@@ -20,7 +29,7 @@ def some_importance(clients=5, layers=8, seed=0):
 def coefficients(importance, active=None, table="released"):
     active = torch.ones(len(importance), dtype=torch.bool) if active is None else torch.tensor(active)
     shares = active.double() / active.sum().clamp_min(1)
-    return layer_coefficients(importance, active, shares, table)
+    return layer_coefficients(importance, active, shares, table_of(table))
 
 
 def test_tables_are_the_published_ones():
@@ -30,7 +39,7 @@ def test_tables_are_the_published_ones():
 def test_raw_coefficients_by_hand():
     importance = torch.tensor([[[0.0, 5.0]], [[1.0, 0.0]], [[2.0, 4.0]], [[3.0, 1.0]], [[4.0, 2.0]]])
     # I_A quantiles 1 and 2, I_B quantiles 2.8 (0.60) and 4.2 (0.80) with linear interpolation.
-    assert raw_coefficients(importance.double())[:, 0].tolist() == [
+    assert raw_coefficients(importance.double(), RELEASED)[:, 0].tolist() == [
         0.19313978,  # low, high
         0.03813978,  # mid (equal to the threshold), low
         0.08813978,  # mid, mid
@@ -67,7 +76,7 @@ def test_raw_coefficients_are_monotone_in_both_bins():
 def test_equal_importances_and_one_participant():
     for value in (0.0, 7.0):
         equal = torch.full((4, 3, 2), value, dtype=torch.float64)
-        assert (raw_coefficients(equal) == 0.08813978).all()
+        assert (raw_coefficients(equal, RELEASED) == 0.08813978).all()
         assert torch.allclose(coefficients(equal), torch.full((4, 3), 0.25, dtype=torch.float64), atol=1e-15)
     assert torch.equal(coefficients(some_importance(1)), torch.ones(1, 8, dtype=torch.float64))
 
@@ -80,7 +89,7 @@ def test_identical_clients_get_uniform_coefficients():
 def test_mostly_zero_importances_leave_nothing_low():
     importance = some_importance()
     importance[:4, :, 1] = 0.0
-    assert (raw_coefficients(importance)[:4] > 0.04).all()
+    assert (raw_coefficients(importance, RELEASED)[:4] > 0.04).all()
 
 
 def test_idle_clients_count_neither_in_quantiles_nor_in_weights():
@@ -95,7 +104,7 @@ def test_non_finite_importance_gives_shares_for_that_layer():
     importance = some_importance()
     importance[2, 3, 0] = math.inf
     shares = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64)
-    table = layer_coefficients(importance, torch.ones(5, dtype=torch.bool), shares)
+    table = layer_coefficients(importance, torch.ones(5, dtype=torch.bool), shares, RELEASED)
     assert torch.equal(table[:, 3], shares)
     others = [0, 1, 2, 4, 5, 6, 7]
     assert torch.equal(table[:, others], coefficients(importance[:, others]))
@@ -121,11 +130,11 @@ def test_non_finite_importances_are_handled_otherwise_than_in_the_released_code(
     """There infinity is high, and one NaN makes every quantile NaN and so every bin the middle; here the layer has shares."""
     importance, shares = some_importance(), torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64)
     everyone = torch.ones(5, dtype=torch.bool)
-    assert torch.equal(released_raw(importance, ROWS["released"]), raw_coefficients(importance))
+    assert torch.equal(released_raw(importance, ROWS["released"]), raw_coefficients(importance, RELEASED))
     for value in (math.inf, math.nan):
         broken = importance.clone()
         broken[2, 3] = value
-        assert torch.equal(layer_coefficients(broken, everyone, shares)[:, 3], shares)
+        assert torch.equal(layer_coefficients(broken, everyone, shares, RELEASED)[:, 3], shares)
         theirs = released_raw(broken, ROWS["released"])
         assert (theirs == 0.08813978).all() if math.isnan(value) else theirs[2, 3] == 0.09313978
 
