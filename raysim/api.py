@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raysim.base.errors import ConfigError, DataError, Fault, OwnCodeError
-from raysim.base.own import place_in, place_of, takes, words_of
+from raysim.base.own import accepts, place_in, place_of, words_of
 from raysim.base.progress import Listener
 from raysim.base.texts import round_name
 from raysim.config import path_to_write
@@ -71,7 +71,7 @@ def run(
     from raysim.cli.terminal import Progress
 
     refuse_others("on_round", on_round, Callable | None)
-    if on_round is not None and not takes(on_round, 1):
+    if on_round is not None and not accepts(on_round, 1):
         text = f"is called with the record of a round alone; see {place_of(on_round)}"
         raise ConfigError([Fault("on_round", text)], "the call")
     progress = Progress()

@@ -64,7 +64,7 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def takes(function: Callable[..., object], count: int) -> bool:
+def accepts(function: Callable[..., object], count: int) -> bool:
     """Return whether a function accepts the given number of arguments; true if the signature is unknown."""
     try:
         signature = inspect.signature(function)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 from raysim.base.errors import OwnCodeError, RaysimError
-from raysim.base.own import place_of, takes
+from raysim.base.own import accepts, place_of
 from raysim.core.method import ClientView, LayerOp, Method, ServerView
 from raysim.core.weights import RightMap, Weights
 
@@ -55,7 +55,7 @@ def check_calls(method: Method) -> None:
         if function is not None and not callable(function):
             what = f"method {method.name}: its {hook} must be a function, got {type(function).__name__}"
             raise OwnCodeError(what, mend=f"give a function of ({', '.join(values)})")
-        if function is not None and not takes(function, len(values)):
+        if function is not None and not accepts(function, len(values)):
             what = f"cannot be called with ({', '.join(values)})"
             raise fault_of_hook(method, hook, what, f"write {hook}({', '.join(values)})")
 
@@ -161,7 +161,7 @@ def _checked_operation(name: str, operation: LayerOp, method: Method, view: Clie
 
 def _check_inner(function: Callable[..., object], method: Method, hook: str) -> None:
     values = INNER_CALLS[hook]
-    if not callable(function) or not takes(function, len(values)):
+    if not callable(function) or not accepts(function, len(values)):
         what = f"returned a function that cannot be called with ({', '.join(values)})"
         raise fault_of_hook(method, hook, what)
 
