@@ -1,10 +1,9 @@
 """The Ray Data pipeline that shards a partitioned set: the only place where ray.data is used.
 
-Windows of prepared sets are read, resized, and written to their places in the shard files, each by `map_batches`; the
-driver counts the places and completes the files (`shard_files.write_files`). On a single node, Ray Data runs the three
-steps of a window in one task, and no pixel passes through the object store. With several nodes, files are read and
-written on the driver's node, which holds the files, and images are resized on all nodes. Ray Data limits the blocks in
-flight.
+Windows of prepared sets are read and resized, and written to their places in the shard files, both by `map_batches` on
+the driver's node, which holds the files; the driver counts the places and completes the files
+(`shard_files.write_files`). Ray Data runs both steps of a window in one task, so no pixel passes through the object
+store, and limits the blocks in flight.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.base.errors import RaysimError
 from raysim.data.rows import columns_of, record_of
-from raysim.data.shard_files import Filled, ShardPlan, Window, fitted, read_window, scatter
+from raysim.data.shard_files import Filled, ShardPlan, Window, read_window, scatter
 
 Placement = dict[str, Any]  # arguments of Ray Data's maps that place and limit their tasks
 
@@ -31,21 +30,18 @@ Placement = dict[str, Any]  # arguments of Ray Data's maps that place and limit 
 def write_with_ray_data(plan: ShardPlan) -> Iterator[Filled]:
     """Write all windows of a plan on the running Ray, in any order; see `shard_files.write_serially`."""
     windows = list(plan.windows())
-    here, anywhere = _on_this_node(len(windows)), _anywhere(len(windows))
-    batches: Any = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
+    how: Any = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True, **_on_this_node(len(windows))}
     with _plain():
         numbers = ray.data.from_items(list(range(len(windows))), override_num_blocks=len(windows))
-        rows = numbers.map_batches(partial(_read, windows), **batches, **here)
-        if plan.resizes:
-            rows = rows.map_batches(partial(fitted, plan.info.shape), **batches, **anywhere)
-        filled: Any = rows.map_batches(partial(_scattered, plan), **batches, **here)
+        rows = numbers.map_batches(partial(_read, windows, plan.info.shape), **how)
+        filled: Any = rows.map_batches(partial(_scattered, plan), **how)
         # In the format of Arrow, since targets may have several numbers a row.
         for table in filled.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from (Filled(**columns_of(record)) for record in table.to_batches())
 
 
-def _read(windows: Sequence[Window], numbers: pa.Table) -> pa.Table:
-    return pa.concat_tables([read_window(windows[number]) for number in numbers["item"].to_pylist()])
+def _read(windows: Sequence[Window], shape: tuple[int, ...], numbers: pa.Table) -> pa.Table:
+    return pa.concat_tables([read_window(windows[number], shape) for number in numbers["item"].to_pylist()])
 
 
 def _scattered(plan: ShardPlan, table: pa.Table) -> pa.Table:
@@ -76,19 +72,6 @@ def _on_this_node(num_tasks: int) -> Placement:
     me = ray.get_runtime_context().get_node_id()
     own = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == me)
     bounded: Placement = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
-    if _is_alone():
+    if sum(node["Alive"] for node in ray.nodes()) == 1:
         return bounded
     return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}
-
-
-def _anywhere(num_tasks: int) -> Placement:
-    """Return the placement of compute-only tasks: spread over all nodes, or this node if it is the only node."""
-    if _is_alone():
-        return _on_this_node(num_tasks)
-    cpus = int(ray.cluster_resources().get("CPU", 0))
-    free = ray.available_resources().get("CPU", 0)
-    return {"scheduling_strategy": "SPREAD", "num_cpus": int(free >= 1), "concurrency": max(1, min(num_tasks, cpus))}
-
-
-def _is_alone() -> bool:
-    return sum(node["Alive"] for node in ray.nodes()) == 1

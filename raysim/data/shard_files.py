@@ -109,11 +109,6 @@ class ShardPlan:
     info: SetInfo
     inputs_at: int
 
-    @property
-    def resizes(self) -> bool:
-        """Whether the inputs of any source have another shape than the inputs in the files."""
-        return any(source.shape != self.info.shape for source in self.sources)
-
     def windows(self) -> Iterator[Window]:
         """Yield the windows that contain a planned row."""
         for source in self.sources:
@@ -192,8 +187,8 @@ def shard_plan(folders: Sequence[tuple[Manifest, Path]]) -> ShardPlan:
     )
 
 
-def read_window(window: Window) -> pa.Table:
-    """Return columns input, target and row (its global number). The file is memory-mapped."""
+def read_window(window: Window, shape: tuple[int, ...]) -> pa.Table:
+    """Return columns input, target and row (its global number), with inputs of a shape. The file is memory-mapped."""
     source = window.source
     records = []
     with explained("cannot read the set", source.path, "look at the file", pa.ArrowInvalid, OSError):
@@ -202,15 +197,9 @@ def read_window(window: Window) -> pa.Table:
             low, high = max(start, window.start), min(end, window.end)
             if low < high:
                 columns = columns_of(reader.get_batch(index).slice(low - start, high - low))
-                columns = {name: columns[name] for name in ("input", "target")}
+                columns = {"input": fit_to(columns["input"], shape), "target": columns["target"]}
                 records.append(record_of({**columns, "row": np.arange(source.first + low, source.first + high)}))
     return pa.Table.from_batches(records)
-
-
-def fitted(shape: tuple[int, ...], table: pa.Table) -> pa.Table:
-    """Return the rows of a window with inputs of the given shape."""
-    columns = map(columns_of, table.to_batches())
-    return pa.Table.from_batches([record_of({**each, "input": fit_to(each["input"], shape)}) for each in columns])
 
 
 def scatter(plan: ShardPlan, table: pa.Table) -> Filled:
@@ -265,7 +254,7 @@ def _runs(values: np.ndarray) -> list[tuple[int, int]]:
 def write_serially(plan: ShardPlan) -> Iterator[Filled]:
     """Write all windows in this process, in sequence."""
     for window in plan.windows():
-        yield scatter(plan, fitted(plan.info.shape, read_window(window)))
+        yield scatter(plan, read_window(window, plan.info.shape))
 
 
 def write_files(plan: ShardPlan, write: Write, on_progress: Callable[[int, int], None]) -> None:

@@ -6,7 +6,7 @@
     python -m tests.bench W3 --only raysim            no bare loop: times, parts and memory of a cold and a warm run
     python -m tests.bench scoring                     FedVG's score of a client against the released way
     python -m tests.bench scale                       100,000 clients, 1,000 a round
-    python -m tests.bench local shards nodes          what methods add to one step; the Ray Data pipeline
+    python -m tests.bench local shards                what methods add to one step; the Ray Data pipeline
     python -m tests.bench layouts                     one step by memory layout, in float32 and bfloat16
     python -m tests.bench large many                  ViT-B/16 on emulated nodes; what the engine costs on 1 to 16 of them
     python -m tests.bench stacks                      small dense networks with and without stacked clients
@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import large, layouts, local, many, nodes, scale, scoring, searches, shards, stacks, whole
+from tests.bench import large, layouts, local, many, scale, scoring, searches, shards, stacks, whole
 from tests.bench.workloads import WORKLOADS, prepared
 
 OTHERS = {
@@ -38,7 +38,6 @@ OTHERS = {
     "local": local.main,
     "layouts": layouts.main,
     "shards": shards.main,
-    "nodes": nodes.main,
     "large": lambda: large.main([]),
     "many": lambda: many.main([]),
     "searches": searches.main,

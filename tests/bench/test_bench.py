@@ -14,7 +14,7 @@ import torch
 
 import raysim
 from raysim.data.sources import prepare
-from tests.bench import bare, endurance, large, nodes, scale, scoring, whole
+from tests.bench import bare, endurance, large, scale, scoring, whole
 from tests.bench.watch import Watched
 from tests.bench.workloads import WORKLOADS, prepared
 
@@ -91,13 +91,6 @@ def test_scale_reports_memory_early_and_late_and_the_size_of_files(tmp_path):
     assert re.search(r"after round 5 and 6, MB: driver [1-9]\d+ -> [1-9]\d+", lines[1])
     assert re.search(r"run directory: \d\.\d MB in \d+ files: .*events", lines[2])
     assert "clients-00000.arrow" in lines[3]
-
-
-@pytest.mark.cluster
-def test_shards_are_built_on_one_node_and_on_two(tmp_path):
-    lines = nodes.compare(nodes.LOADS["tiny"], tmp_path, turns=1)
-    assert [line.split(":")[0].strip() for line in lines] == ["one process", "one node", "two nodes"]
-    assert "1.00 of one node" in lines[1]
 
 
 @pytest.mark.cluster

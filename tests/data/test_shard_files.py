@@ -16,7 +16,7 @@ from raysim.data.federation import COUNTS, build_all_shards, build_shards
 from raysim.data.fitting import fit_to
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.rows import in_batches
-from raysim.data.shard_files import Filled, fitted, read_window, scatter, shard_plan, write_serially
+from raysim.data.shard_files import Filled, read_window, scatter, shard_plan, write_serially
 from raysim.data.sources import set_path
 from raysim.data.splits import ValidationSpec
 
@@ -71,8 +71,8 @@ def without_moments(description: bytes) -> bytes:
 def backwards_and_twice(plan):
     """Windows from the last to the first, each written twice, as after a lost worker."""
     for window in reversed(list(plan.windows())):
-        scatter(plan, fitted(plan.info.shape, read_window(window)))
-        yield scatter(plan, fitted(plan.info.shape, read_window(window)))
+        scatter(plan, read_window(window, plan.info.shape))
+        yield scatter(plan, read_window(window, plan.info.shape))
 
 
 def without_maps(plan):
