@@ -107,3 +107,6 @@ def test_tasks_that_read_and_write_files_ask_for_no_cpu(monkeypatch):
     monkeypatch.setattr(pipeline.ray, "nodes", lambda: nodes)
     monkeypatch.setattr(pipeline.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "me"))
     assert pipeline._on_this_node(8) == {"num_cpus": 0, "concurrency": 2}
+    nodes.append({"NodeID": "other", "Alive": True, "Resources": {"CPU": 2.0}})
+    strategy = pipeline._on_this_node(8)["scheduling_strategy"]
+    assert (strategy.node_id, strategy.soft) == ("me", False)
