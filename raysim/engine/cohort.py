@@ -175,7 +175,8 @@ class Cohort:
         """
         kept, parts = self.clients[self.is_kept], []
         for result in self._results:
-            clients = result.reports.client[np.isin(result.reports.client, kept)]
+            ids = result.reports.client
+            clients = ids[self.is_kept[np.searchsorted(self.clients, ids)]]
             if len(clients):
                 places = torch.from_numpy(np.searchsorted(kept, clients))
                 parts.append((result, TaskClients(clients, pack(take(weights or {}, places)))))

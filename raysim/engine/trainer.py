@@ -49,7 +49,6 @@ from raysim.training.stacked import Stacker, Trained
 from raysim.training.tasks import CLASSES, Task
 
 T = TypeVar("T")
-Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -63,8 +62,7 @@ class Trainer:
       module: the network; its initial values have no effect, since every client starts from the message.
       head: path of the classifier layer.
       num_threads: PyTorch's threads in this process; results may depend on the number.
-      build: build(seed=...) -> module with the initial values of a seed, for `ClientView.initial_state`; None for
-        trainers outside of runs.
+      build: build(seed=...) -> module with the initial values of a seed, for `ClientView.initial_state`.
       keeps_logits: whether the score of the test set includes the logits.
     """
 
@@ -74,11 +72,11 @@ class Trainer:
     phases: Sequence[Phase]
     federation: Federation
     transform: Transform
+    build: Callable[..., nn.Module]
     seed: int
     device: str = "cpu"
     num_threads: int = 1
     evaluation_batch: int = 256
-    build: Callable[..., nn.Module] | None = None
     keeps_logits: bool = False
     shift: Shift | None = None
     task: Task = CLASSES
@@ -228,7 +226,6 @@ class Trainer:
 
     def initial_state(self, client: int) -> Tensor:
         """See `ClientView.initial_state`."""
-        assert self.build is not None
         module = self.build(seed=derive_seed(self.seed, "initial", 0, client))
         return state_of(module, self.layout).to(self.model.device)
 
