@@ -101,7 +101,7 @@ def test_partitions_of_one_set_are_built_from_one_reading(tmp_path, small_window
     images = a_set(tmp_path, "mine", 300)
     manifests = [make_manifest(images, PartitionSpec(num_clients=9, alpha=1.0, seed=seed)) for seed in (0, 1, 0, 2)]
     read, said = [], []
-    monkeypatch.setattr(shard_files, "read_window", lambda window: read.append(window) or read_window(window))
+    monkeypatch.setattr(shard_files, "read_window", lambda *of: read.append(of) or read_window(*of))
     folders = build_all_shards(manifests, tmp_path / "all", on_progress=lambda done, total: said.append((done, total)))
     assert folders[0] == folders[2]
     assert len(set(folders)) == 3
