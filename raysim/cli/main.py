@@ -258,15 +258,11 @@ def recipes(
         str | None,
         Argument(help="a file to print, or a kind to list: paper, study, example, mapping, published, cluster"),
     ] = None,
-    target: Annotated[str | None, Argument(metavar="[FILE]", help="with --copy: file or folder of the copy")] = None,
-    is_copy: Annotated[bool, Option("--copy", help="copy the file, together with all base files")] = False,
 ) -> None:
-    """List the files that come with raysim, print a file, or copy files; `raysim run paper:fedvg/table_A3` needs no
-    copy.
-    """
+    """List the files that come with raysim, or print a file; `raysim run paper:fedvg/table_A3` needs no copy."""
     from raysim.cli.recipes import show
 
-    show(name, target, is_copy=is_copy)
+    show(name)
 
 
 @app.command()

@@ -22,22 +22,17 @@ KINDS = {
 RECIPES = ("paper", "study", "example")
 
 
-def kind_folder(kind: str) -> Path:
-    """Return the folder of a kind of shipped files."""
-    top, below, _ = KINDS[kind]
-    return shipped_folder(top) / below
-
-
 def shipped_files(kind: str) -> dict[str, Path]:
     """Full name -> file, of all files of a kind."""
-    folder, pattern = kind_folder(kind), KINDS[kind][2]
+    top, below, pattern = KINDS[kind]
+    folder = shipped_folder(top) / below
     files = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.startswith("__"))
     ending = Path(pattern).suffix
     return {f"{kind}:{file.relative_to(folder).as_posix().removesuffix(ending)}": file for file in files}
 
 
-def shipped_file(name: str) -> tuple[str, Path]:
-    """Return (full name, file) for a name with or without the kind, if unambiguous.
+def shipped_file(name: str) -> Path:
+    """Return the file of a name with or without the kind, if unambiguous.
 
     Raises:
       ConfigError: there is none; with the nearest names.
@@ -46,7 +41,7 @@ def shipped_file(name: str) -> tuple[str, Path]:
     matching = [full for full in known if name in (full, full.partition(":")[2])]
     if not matching:
         raise ConfigError([Fault(name, f"no file of raysim has this name. {hint(name, known)}")], "the call")
-    return matching[0], known[matching[0]]
+    return known[matching[0]]
 
 
 def config_file(name: str | Path, beside: Path | None = None) -> Path:

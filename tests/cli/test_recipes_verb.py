@@ -40,22 +40,7 @@ def test_the_list_has_every_recipe_with_a_sentence():
 
 
 def test_a_name_prints_its_file():
-    assert said("recipes", "fedvg/table_A3") == shipped_file("fedvg/table_A3")[1].read_text()
-
-
-def test_a_copy_brings_its_bases_and_runs_alike(here):
-    assert said("recipes", "livar/figure_3_eurosat", "--copy").split("\n")[:-1] == [
-        "copied: figure_3_eurosat.yaml",
-        "copied: calibration.yaml",
-        "copied: base.yaml",
-    ]
-    complete = said("run", "paper:livar/figure_3_eurosat", "--print-config")
-    assert said("run", "figure_3_eurosat.yaml", "--print-config") == complete
-    said("recipes", "livar/figure_3_eurosat", "--copy")  # the same files again change nothing
-    said("recipes", "fedvg/table_A3", "--copy", "sub/mine.yaml")
-    assert sorted(path.name for path in (here / "sub").iterdir()) == ["base.yaml", "mine.yaml"]
-    said("recipes", "cluster", "--copy")
-    assert {"aws.yaml", "env.sh", "run.py", "Dockerfile"} < {path.name for path in (here / "cluster").iterdir()}
+    assert said("recipes", "fedvg/table_A3") == shipped_file("fedvg/table_A3").read_text()
 
 
 def test_a_name_runs_from_python_and_as_partitions(here):
@@ -68,22 +53,10 @@ def test_a_name_runs_from_python_and_as_partitions(here):
     assert [path.name for path in (here / "partitions").iterdir()] == ["quickstart"]
 
 
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        (["fedvg/table_A3", "--copy"], "base.yaml: exists with different content"),
-        (["fedvg/table_A3", "--copy", "sub/base.yaml"], "base.yaml: is the name of the base of paper:fedvg/table_A3"),
-        (["fedvg/table_A3", "x.yaml"], "x.yaml: a file or folder has effect with --copy only"),
-        (["--copy"], "--copy: needs the name of a file or kind"),
-        (["fedvg/table_A33"], r"fedvg/table_A33: no file of raysim has this name. Did you mean 'paper:fedvg/table_A3'"),
-    ],
-)
-def test_faults_are_one_message_and_write_nothing(words, fault, here):
-    (here / "base.yaml").write_text("rounds: 3\n")
+def test_an_unknown_name_is_one_message():
+    fault = r"fedvg/table_A33: no file of raysim has this name. Did you mean 'paper:fedvg/table_A3'"
     with pytest.raises(ConfigError, match=fault):
-        CliRunner().invoke(app, ["recipes", *words], catch_exceptions=False)
-    assert [path.name for path in here.iterdir()] == ["base.yaml"]
-    assert (here / "base.yaml").read_text() == "rounds: 3\n"
+        CliRunner().invoke(app, ["recipes", "fedvg/table_A33"], catch_exceptions=False)
 
 
 def test_schema_is_json_and_version_is_the_packages():
