@@ -22,11 +22,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,15 +49,12 @@ PARTS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # names 
 def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) -> Iterator[np.ndarray]:
     """Yield work(item) for each item, in order, from threads on all cores (Pillow releases the GIL in decoding).
 
-    At most two items per core are submitted ahead.
+    Results of at most four items per core are in memory.
     """
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
-        submitted = (pool.submit(work, item) for item in items)
-        waiting = deque(islice(submitted, 2 * workers))
-        while waiting:
-            waiting.extend(islice(submitted, 1))
-            yield waiting.popleft().result()
+        for start in range(0, len(items), 4 * workers):
+            yield from pool.map(work, items[start : start + 4 * workers])
 
 
 @dataclass(frozen=True)
