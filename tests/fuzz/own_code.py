@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +26,7 @@ def fail(*_: object) -> NoReturn:
     raise ValueError("a fault of its own")
 
 
-def delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-ACTS: dict[str, Callable[[Path], object]] = {"leave": leave, "interrupt": interrupt, "fail": fail, "delete": delete}
+ACTS: dict[str, Callable[[Path], object]] = {"leave": leave, "interrupt": interrupt, "fail": fail}
 
 
 class Logger:
