@@ -49,7 +49,7 @@ def quantised_broadcast(*, bits: Annotated[int, Bounds(ge=1, le=8)] = 8) -> Meth
 def rounded(values: Tensor, bits: int, generator: torch.Generator) -> Sent:
     """Round values [n] at random, without bias, to 2^bits levels between their extremes, which take 8 bytes."""
     low, high = values.aminmax()
-    exact = (values - low) * ((2**bits - 1) / (high - low).clamp_min(torch.finfo(torch.float32).tiny))
+    exact = ((values - low) * ((2**bits - 1) / (high - low))).nan_to_num(0.0)  # a constant leaf is 0 * inf
     level = exact.floor() + (torch.rand(len(values), generator=generator) < exact - exact.floor())
     step = (float(high) - float(low)) / (2**bits - 1)
     return level.clamp(max=2**bits - 1) * step + float(low), packed_bytes(len(values), bits) + 8
