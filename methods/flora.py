@@ -68,8 +68,9 @@ def flora() -> Method:
 
 def _init(params: Tensor, layout: Layout) -> State:
     """merged: layer -> Delta W of the adapted layers; fresh: [num_params], A and B of a round, NaN elsewhere."""
-    why = "personal models are scored without merged adapters; share all layers"
-    refuse_personal(layout, f"flora: {{names}} is personal, and {why}")
+    refuse_personal(
+        layout, "flora: personal models, here with {names}, are scored without merged adapters; share all layers"
+    )
     merged, fresh = {}, torch.full_like(params, torch.nan)
     values, starts = layout.views(params), layout.views(fresh)
     for pair in adapters_of(layout):

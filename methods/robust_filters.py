@@ -205,7 +205,7 @@ def fltrust() -> Method:
     """
 
     def init(params: Tensor, layout: Layout) -> State:
-        refuse_personal(layout, "fltrust: the server cannot train {names}, which is personal; share it")
+        refuse_personal(layout, "fltrust: the server cannot train the personal {names}; share all layers")
         return {}
 
     def measure(server: ServerView) -> Tensor:

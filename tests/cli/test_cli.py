@@ -117,11 +117,7 @@ def test_dirichlet_that_leaves_a_client_empty_is_refused_in_bounded_time(root):
     message = faults_of(
         raw_config(root, partition={"alpha": 1e-3, "num_clients": 500, "min_samples": 1}, cohort={"size": 5})
     )["partition"]
-    assert "Lower partition.num_clients to 8" in message
-    skewed = {"alpha": 1e-3, "num_clients": 60, "min_samples": 1}
-    message = faults_of(raw_config(root, partition=skewed, cohort={"size": 5}))["partition"]
-    alpha = float(message.partition("Raise partition.alpha to ")[2].partition(",")[0])
-    plan_of(root, partition={**skewed, "alpha": alpha}, cohort={"size": 5})
+    assert "Raise partition.alpha, or lower partition.num_clients" in message
     message = faults_of(raw_config(root, partition={"num_clients": 2000, "min_samples": 1}, cohort={"size": 5}))[
         "partition"
     ]

@@ -103,10 +103,11 @@ def test_only_sets_of_several_windows_are_sharded_by_ray_data(root, tmp_path, ra
 
 @pytest.mark.essential
 def test_tasks_that_read_and_write_files_ask_for_no_cpu(monkeypatch):
-    nodes = [{"NodeID": "me", "Alive": True, "Resources": {"CPU": 2.0}}]
+    me = "0" * 56
+    nodes = [{"NodeID": me, "Alive": True, "Resources": {"CPU": 2.0}}]
     monkeypatch.setattr(pipeline.ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(pipeline.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "me"))
+    monkeypatch.setattr(pipeline.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: me))
     assert pipeline._on_this_node(8) == {"num_cpus": 0, "concurrency": 2}
     nodes.append({"NodeID": "other", "Alive": True, "Resources": {"CPU": 2.0}})
     strategy = pipeline._on_this_node(8)["scheduling_strategy"]
-    assert (strategy.node_id, strategy.soft) == ("me", False)
+    assert (strategy.node_id, strategy.soft) == (me, False)

@@ -213,7 +213,10 @@ def test_a_resumed_run_has_the_same_bits(root):
         (["flora", "fedacg"], "A is drawn anew and B is zero"),
         (["flora", "fedavgm"], "flora and fedavgm both decide server-optimizer"),
         (["flora", "uniform"], "flora and uniform both decide weights:"),
-        (["flora", {"tests.support.toys:personal_head": {"head": "head"}}], "flora: head.weight is personal"),
+        (
+            ["flora", {"tests.support.toys:personal_head": {"head": "head"}}],
+            "flora: personal models, here with head.weight",
+        ),
     ],
 )
 def test_what_cannot_run_with_flora_is_refused(methods, words, root):

@@ -211,7 +211,7 @@ def test_adapters_of_which_one_factor_is_personal_are_not_merged_by_others(root)
     for other in ("livar", "flora", "keep_factors"):
         with pytest.raises(ConfigError, match=f"{other} needs lora-factors"):
             lora_plan(root, [{"personal": {"layers": ["*.lora_B"]}}, other])
-    with pytest.raises(ConfigError, match=r"flora: head\.\w+ is personal"):
+    with pytest.raises(ConfigError, match=r"flora: personal models, here with head\.weight, head\.bias"):
         lora_plan(root, ["personal", "flora"])
     lora_plan(root, ["personal", {"livar": {"components": "lora"}}])
     lora_plan(root, ["personal", "ffa_lora"])

@@ -41,7 +41,7 @@ def test_the_last_trainer_stays_on_a_node_that_goes_until_there_is_another(monke
     pool.leave()
     assert ended == ["b1"]
     assert [slot.index for slot in pool.staying()] == [0]
-    pool[1].process = Process("a", 1, -1)  # the one elsewhere has started
+    pool._slots[1].process = Process("a", 1, -1)  # the one elsewhere has started
     assert [slot.index for slot in pool.staying()] == [1]
     pool.leave()
     assert ended == ["b1", "b0"]
