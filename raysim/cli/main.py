@@ -20,6 +20,7 @@ from raysim.base.uri import is_uri
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, reader_options, report_options, with_options
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
+from raysim.cli.recipes import show_recipes
 from raysim.cli.terminal import LiveLine, Progress, command_began, err, out
 from raysim.cli.unexpected import shown_once, told
 from raysim.data.readers.reader_options import ReaderOptions
@@ -260,9 +261,7 @@ def recipes(
     ] = None,
 ) -> None:
     """List the files that come with raysim, or print a file; `raysim run paper:fedvg/table_A3` needs no copy."""
-    from raysim.cli.recipes import show
-
-    show(name)
+    show_recipes(name)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from raysim.cli.terminal import out, print_table, say
 from raysim.config.shipped import KINDS, RECIPES, shipped_file, shipped_files
 
 
-def show(name: str | None) -> None:
+def show_recipes(name: str | None) -> None:
     """Print the list of all recipes or of a kind, or the text of a file (`raysim recipes`).
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from raysim.base.errors import ConfigError, Fault
+from raysim.base.errors import ConfigError, Fault, RaysimError
 from raysim.base.own import place_in, place_of, words_of
 from raysim.base.settings import Settings, Spec
 from raysim.base.texts import round_name
@@ -61,6 +61,7 @@ class Loggers:
                 raise
             except (Exception, SystemExit) as error:  # whatever the user's own code raises
                 raise ConfigError([Fault(key, f"{_place(error, make)}; correct or remove the logger")]) from error
+            self._refuse_missing_folder(make, "its start")
             self._open[json.dumps(spec.written)] = make, logger
 
     def round(self, row: Mapping[str, str]) -> None:
@@ -86,6 +87,14 @@ class Loggers:
                 what = f"logger {name} failed: {_place(error, make)}, at {when}"
                 self._say(f"{what}; the run continues without the logger")
                 del self._open[name]
+            self._refuse_missing_folder(make, when)
+
+    def _refuse_missing_folder(self, make: Callable[..., object], when: str) -> None:
+        """Raise RaysimError if the run directory or its config.yaml is missing after a call to a logger."""
+        if not self._folder.config.is_file():
+            self._open.clear()  # no call at the end, which would report the same fault again
+            what = f"the run directory or its config.yaml is missing after {place_of(make)}, at {when}"
+            raise RaysimError(what, str(self._folder.path), "keep loggers from writing to it; the contents are lost")
 
 
 def _place(error: BaseException, make: Callable[..., object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,11 @@ def fail(*_: object) -> NoReturn:
     raise ValueError("a fault of its own")
 
 
-ACTS: dict[str, Callable[[Path], object]] = {"leave": leave, "interrupt": interrupt, "fail": fail}
+def delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+ACTS: dict[str, Callable[[Path], object]] = {"leave": leave, "interrupt": interrupt, "fail": fail, "delete": delete}
 
 
 class Logger:

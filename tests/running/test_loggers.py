@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import raysim
-from raysim.base.errors import ConfigError
+from raysim.base.errors import ConfigError, RaysimError
 from raysim.plan.check import check
 from tests.support.federations import SMALL
 
@@ -251,6 +251,14 @@ def test_a_loggers_exit_is_a_fault_of_that_logger_and_no_signal(settings, capsys
     for where in ("round", "end"):
         assert hostile(settings, where, "exit").status.name == "completed"
         assert "in do: SystemExit: 3, at" in " ".join(capsys.readouterr().err.split())
+
+
+# TensorBoard's writer is a thread, which may meet the missing file first.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("where", ["start", "round", "end"])
+def test_a_logger_that_deletes_the_run_directory_is_named(where, settings):
+    with pytest.raises(RaysimError, match=r"run directory or its config\.yaml is missing after .*hostile\.py.* at "):
+        hostile(settings, where, "delete")
 
 
 def test_an_interrupt_that_a_logger_raises_ends_the_run_as_ctrl_c_does(settings):
