@@ -97,4 +97,4 @@ def test_trainer_keeps_to_its_share_of_the_memory(root, gpu_actors, gpu_pools, g
     plan = plan_of(root, [{"tests.support.toys:hungry": {"client": 1, "share": 0.4}}], **groups)
     pool = gpu_pools(plan)[1]  # two trainers with a quarter each: the one that is left may use a half
     assert outcome(plan, gpu_recipe(plan), pool) == expected
-    assert sum(place.is_retired for place in pool.slots) == 1
+    assert sum(place.is_retired for place in pool.slots._slots) == 1

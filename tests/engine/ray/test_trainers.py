@@ -154,7 +154,7 @@ def test_a_trainer_that_cannot_be_built_is_left_out_unless_it_is_the_last(monkey
     slots.poll()
     assert [slot.index for slot in slots.ready()] == [0]
     assert slots.starting() == []
-    assert [slot.is_retired for slot in slots] == [False, True, True]
+    assert [slot.is_retired for slot in slots._slots] == [False, True, True]
     assert slots.watch.notes == ["a trainer could not be started and is left out: no module"] * 2
     slots = TrainerSlots(lambda index: Actor(index + 1), 2)
     with pytest.raises(RayTaskError, match="no module"):
