@@ -14,7 +14,7 @@ from raysim.base.options import Bounds
 from raysim.core.method import ClientView, Count, Fraction, Method, Positive, ServerView, State, Update
 from raysim.core.seeding import torch_generator
 
-#: The decoded values, and the number of bytes that were sent.
+#: Decoded values [n], and the number of bytes of the encoded form.
 Sent = tuple[Tensor, int]
 #: encode(values [n] float32 on the CPU, generator) -> [n] float32, and bytes.
 Encode = Callable[[Tensor, torch.Generator], Sent]
@@ -142,13 +142,17 @@ def power_sgd(*, rank: Count = 2, error_feedback: bool = True) -> Method:
 
 
 def largest_of(values: Tensor, share: float) -> Sent:
-    """The share of the entries that are largest in absolute value, and 0 elsewhere; a place takes 4 bytes."""
+    """Keep the share of the values [n] that is largest in absolute value; 0 elsewhere. A place takes 4 bytes."""
     places = values.abs().topk(_count(share, len(values)), sorted=False).indices
     return torch.zeros_like(values).index_copy_(0, places, values[places]), 8 * len(places)
 
 
 def drawn_of(values: Tensor, generator: torch.Generator, *, share: float, is_unbiased: bool) -> Sent:
-    """A random share of the entries, and 0 elsewhere; is_unbiased: times n / k, so that the mean over draws is the values."""
+    """Keep a random share, k of the values [n]; 0 elsewhere. The seed of the places takes 8 bytes.
+
+    Args:
+      is_unbiased: multiply by n / k, so that the mean over draws is the values.
+    """
     seed, count = torch.randint(2**62, (1,), generator=generator), _count(share, len(values))
     places = torch.randperm(len(values), generator=torch_generator(int(seed)))[:count]
     kept = values[places] * (len(values) / count if is_unbiased else 1.0)
@@ -156,7 +160,7 @@ def drawn_of(values: Tensor, generator: torch.Generator, *, share: float, is_unb
 
 
 def quantised(values: Tensor, generator: torch.Generator, *, levels: int, bucket: int) -> Sent:
-    """QSGD's random rounding of values [n] to levels of their bucket's norm."""
+    """Round values [n] at random to levels of the norm of each bucket (QSGD, section 3.1). A norm takes 4 bytes."""
     rows = F.pad(values, (0, -len(values) % bucket)).view(-1, bucket)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     exact = (levels * rows.abs() / norms.clamp_min(torch.finfo(torch.float32).tiny)).clamp(max=levels)
@@ -177,7 +181,7 @@ def signs_of(values: Tensor, generator: torch.Generator) -> Sent:
 
 
 def scaled_signs(values: Tensor, generator: torch.Generator) -> Sent:
-    """`signs_of` times the mean absolute value, which takes 4 bytes."""
+    """Return `signs_of` times the mean absolute value of the values [n], which takes 4 bytes."""
     signs, size = signs_of(values, generator)
     return signs * float(values.abs().mean(dtype=torch.float64).float()), size + 4
 

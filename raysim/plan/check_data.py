@@ -71,12 +71,12 @@ def open_sets(config: Config) -> Sets:
 
 def _input_shape(size: int | None, info: SetInfo) -> tuple[int, ...]:
     """Return the shape of stored images; empty if it is the shape of the set's images."""
-    if size is None or info.shape[:2] == (size, size):
-        return ()
     key = "data.stored_size"
-    if not info.is_images:
+    if size is not None and not info.is_images:
         what = f"{info.name} holds {info.input_type} inputs of shape {info.shape}, no images"
         raise DataError(what, key, "remove the key, which applies to images only")
+    if size is None or info.shape[:2] == (size, size):
+        return ()
     shape = (size, size, info.shape[2])
     if text := memory_fault(5 * math.prod(shape)):  # an image in bytes and in floats
         raise DataError(f"an image of shape {shape} {text}", key, f"lower {key}")

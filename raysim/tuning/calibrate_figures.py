@@ -56,6 +56,7 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
     own = next(iter(results.values()))
     styles = styles_of(list(results), next(iter(results)))
     figure, panels = panel_grid(len(own["curves"]), width=4.2, height=3.4)
+    # The number of examples, the third feature, has no cuts.
     for axes, name, cuts in zip(panels, own["curves"], [*own["cuts"], []], strict=False):
         title = TITLES[name]
         for label, result in results.items():
