@@ -7,8 +7,9 @@ the test set in every round. Nothing of raysim runs in it but the seeds of the b
 memory that the processes share; each process trains some clients and evaluates its part of the test set. It keeps no
 records. FedVG's scores are taken as plainly: a validation gradient of each client's model, straight after its training.
 
-`--tuned` adds what takes knowledge of the machine: channels-last convolutions, an SGD step of one call, and memory that
-stays in the process. All three are in raysim; the tuned loop says what is left of its gain without them.
+`--tuned` adds what takes knowledge of the machine: channels-last convolutions, an SGD step of one call, memory that
+stays in the process, and dense networks with one hidden layer trained eight clients at a time, as batched matrix
+products. All four are in raysim; the tuned loop says what is left of its gain without them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,9 @@ from raysim.engine.device import keep_freed_memory
 
 EPS = 1e-8
 
+#: Clients of a stack in the tuned loop.
+STACK = 8
+
 
 class Job:
     """The arrays of a job folder as tensors: images (n, channels, height, width) float32 in [0, 1]."""
@@ -37,8 +42,12 @@ class Job:
         self.is_tuned = is_tuned
         self.facts = json.loads((folder / "job.json").read_text())
         self.cohorts, self.starts = np.load(folder / "cohorts.npy"), np.load(folder / "starts.npy").tolist()
-        order = torch.channels_last if is_tuned else torch.contiguous_format
-        self.model = torch.load(folder / "model.pt", weights_only=False).to(memory_format=order)
+        self.model = torch.load(folder / "model.pt", weights_only=False)
+        parts = [type(part) for part in self.model.modules() if not isinstance(part, torch.nn.Sequential)]
+        Flatten, Linear, ReLU = torch.nn.Flatten, torch.nn.Linear, torch.nn.ReLU
+        self.is_stacked = is_tuned and parts == [Flatten, Linear, ReLU, Linear]
+        order = torch.channels_last if is_tuned and not self.is_stacked else torch.contiguous_format
+        self.model = self.model.to(memory_format=order)
         self.train, self.test, self.validation = (_set(folder, name, order) for name in ("train", "test", "validation"))
 
     def size(self, client: int) -> int:
@@ -72,6 +81,12 @@ class Worker:
         self.model.train()
         torch._foreach_zero_(self.out)
         self.totals.zero_()
+        if self.job.is_stacked:
+            for size, some in groupby(clients, self.job.size):  # clients come sorted by size
+                some = list(some)
+                for first in range(0, len(some), STACK):
+                    self.descend_stacked(round_index, some[first : first + STACK], size)
+            return
         for client in clients:
             self.load()
             self.descend(round_index, client)
@@ -96,6 +111,31 @@ class Worker:
                         torch._foreach_add_(self.params, [p.grad for p in self.params], alpha=-self.facts["lr"])
                 else:
                     self.optimizer.step()
+
+    @torch.no_grad()
+    def descend_stacked(self, round_index: int, clients: Sequence[int], size: int) -> None:
+        """`train` for clients of one size, whose parameters have the client as their first dimension."""
+        images, labels = self.job.train
+        seeds = [derive_seed(self.facts["seed"], "batches", round_index, client) for client in clients]
+        generators, starts = [torch_generator(seed) for seed in seeds], [self.job.starts[client] for client in clients]
+        layers = [tensor.expand(len(clients), *tensor.shape).clone() for tensor in self.start]
+        weights, biases, lr = layers[::2], [bias.unsqueeze(1) for bias in layers[1::2]], self.facts["lr"]
+        for _ in range(self.facts["epochs"]):
+            orders = [
+                torch.randperm(size, generator=each) + start for each, start in zip(generators, starts, strict=True)
+            ]
+            for index in torch.stack(orders).split(self.facts["batch_size"], dim=1):
+                x, target = images[index].flatten(2), labels[index].unsqueeze(2)
+                hidden = torch.baddbmm(biases[0], x, weights[0].mT).relu_()
+                grad = torch.baddbmm(biases[1], hidden, weights[1].mT).softmax(2)
+                grad.scatter_add_(2, target, grad.new_full((1, 1, 1), -1.0).expand_as(target)).div_(index.shape[1])
+                below = torch.bmm(grad, weights[1]).mul_(hidden > 0)
+                for weight, bias, g, inputs in zip(weights, biases, (below, grad), (x, hidden), strict=True):
+                    weight.baddbmm_(g.mT, inputs, alpha=-lr)
+                    bias.sub_(g.sum(1, keepdim=True), alpha=lr)
+        for total, layer in zip(self.out, layers, strict=True):
+            total.add_(layer.sum(0), alpha=size)
+        self.totals.add_(size * len(clients))
 
     def inverse_norms(self) -> list[float]:
         """FedVG by layer block: 1 over the mean L1 norm of a block's validation gradients, for each tensor.

@@ -1,9 +1,9 @@
 """Whole runs against whole bare loops: `raysim run` in a process of its own, as its user starts it, everything on.
 
-Runs alternate with bare loops, bare, raysim, bare, raysim, bare ..., each a command; a raysim run is compared with the mean of
-the two bare loops around it, and these with each other: that is the noise. Whole runs, and not single rounds, take turns:
-what a run does beside its rounds (records in the background, checkpoints, Ray's own processes) then falls on its own time,
-never on the bare loop's. A round's time is that between two lines of the command's output.
+Runs alternate with loops, bare, raysim, tuned, bare, raysim, tuned, bare ..., each a command; a raysim run and a tuned loop
+are compared with the mean of the two bare loops around them, and these with each other: that is the noise. Whole runs, and not
+single rounds, take turns: what a run does beside its rounds (records in the background, checkpoints, Ray's own processes) then
+falls on its own time, never on the bare loop's. A round's time is that between two lines of the command's output.
 
 A first run, `cold`, builds the shards and is the one whose memory is sampled; its rounds are not counted.
 """
@@ -99,7 +99,7 @@ class Comparison:
     """Samples of a workload on one system.
 
     Attributes:
-      bare: one more than `runs`, before, between and after them; tuned: the tuned loop, once, after all.
+      bare: one more than `runs`, before, between and after them; tuned: the tuned loop after each run.
     """
 
     ready: Prepared
@@ -108,11 +108,11 @@ class Comparison:
     cold_bare: Sample
     bare: list[Sample]
     runs: list[Sample]
-    tuned: Sample | None = None
+    tuned: list[Sample]
 
-    def ratios(self, of: str) -> list[float]:
-        """raysim over the mean of the bare loops before and after it. of: an attribute of Sample or of its run."""
-        values = [[_value(sample, of) for sample in samples] for samples in (self.runs, self.bare)]
+    def ratios(self, of: str, samples: list[Sample] | None = None) -> list[float]:
+        """Samples (raysim's if None) over the mean of the bare loops around them. of: an attribute of Sample or of its run."""
+        values = [[_value(sample, of) for sample in each] for each in (samples or self.runs, self.bare)]
         return [
             run / (before + after) * 2 for run, before, after in zip(values[0], values[1], values[1][1:], strict=False)
         ]
@@ -130,13 +130,18 @@ class Comparison:
         bare = sum(one.rounds_s + other.rounds_s for one, other in zip(before, after, strict=True)) / 2
         return sum(sample.rounds_s for sample in self.runs) / bare
 
+    @property
+    def of_tuned(self) -> list[float]:
+        """raysim over the tuned loop that follows it."""
+        return [run.rounds_s / tuned.rounds_s for run, tuned in zip(self.runs, self.tuned, strict=True)]
+
 
 def _value(sample: Sample, of: str) -> float:
     return float(getattr(sample, of) if hasattr(sample, of) else getattr(sample.run, of))
 
 
 def compare(ready: Prepared, system: System, repeats: int = 3, until: float = math.inf) -> Comparison | None:
-    """Measure what is not yet in the workload's folder: cold runs, then bare loops and runs in turns, then the tuned loop.
+    """Measure what is not yet in the workload's folder: cold runs, then bare loops, runs and tuned loops in turns.
 
     Args:
       until: on the clock of time.monotonic; no further command is started then, and the comparison is None: the same call goes
@@ -157,12 +162,13 @@ def compare(ready: Prepared, system: System, repeats: int = 3, until: float = ma
         cold = sample("cold", lambda: raysim_sample(ready, system, f"{system.name}-cold", samples_memory=True))
         bare_of = partial(bare_sample, ready, system.processes, cold.threads)
         cold_bare = sample("bare-cold", lambda: bare_of(samples_memory=True))
-        bare, runs = [sample("bare-before", bare_of)], []
+        bare, runs, tuned = [sample("bare-before", bare_of)], [], []
         for index in range(repeats):
             name = f"{system.name}-{index}"
             runs.append(sample(name, lambda name=name: raysim_sample(ready, system, name)))
+            tuned.append(sample(f"tuned-{index}", lambda: bare_of("--tuned")))
             bare.append(sample(f"bare-{index}", bare_of))
-        return Comparison(ready, system, cold, cold_bare, bare, runs, sample("tuned", lambda: bare_of("--tuned")))
+        return Comparison(ready, system, cold, cold_bare, bare, runs, tuned)
     except TimeoutError:
         return None
 
@@ -176,7 +182,8 @@ def shares(made: Comparison) -> dict[str, float]:
 
 def table(all_made: Sequence[Comparison]) -> list[str]:
     """A Markdown table with a row for each comparison: rounds after the first over the bare loop's."""
-    columns = "sum / bare|tuned loop / bare|bare against itself|CPU time / bare|median round, bare|train, sum, evaluation, rest"
+    columns = "sum / bare|tuned loop / bare|sum / tuned|bare against itself|CPU time / bare|median round, bare"
+    columns += "|train, sum, evaluation, rest"
     columns += "|before the first round, bare|after the last, bare|command cold, warm, bare|memory, bare"
     lines = [f"| |{columns}|", "|---|" + "---|" * (columns.count("|") + 1)]
     for made in all_made:
@@ -185,9 +192,10 @@ def table(all_made: Sequence[Comparison]) -> list[str]:
         cells = [
             f"{made.ready.load.name}, {made.system.name}",
             f"{made.ratio:.2f} ({span(made.ratios('rounds_s'), 2)})",
-            "" if made.tuned is None else f"{made.tuned.rounds_s / bare[-1].rounds_s:.2f}",
+            f"{np.mean(made.ratios('rounds_s', made.tuned)):.2f}",
+            f"{np.mean(made.of_tuned):.2f} ({span(made.of_tuned, 2)})",
             span(made.noise, 2),
-            f"{np.mean(made.ratios('cpu_s')):.2f}",
+            f"{np.mean(made.ratios('cpu_s')):.2f}, tuned {np.mean(made.ratios('cpu_s', made.tuned)):.2f}",
             f"{median_ms(runs):.0f}, {median_ms(bare):.0f} ms",
             ", ".join(f"{100 * share:.0f}" for share in shares(made).values()) + " %",
             f"{mean(runs, 'start_s'):.1f}, {mean(bare, 'start_s'):.1f} s",
@@ -221,9 +229,9 @@ def describe(made: Comparison) -> list[str]:
         f"    whole command, warm         {mean(runs, 'total_s'):.1f} s, bare {mean(bare, 'total_s'):.1f} s: "
         f"{np.mean(made.ratios('total_s')):.3f}; cold {made.cold.run.total_s:.1f} s, bare {made.cold_bare.run.total_s:.1f} s",
         f"    memory (PSS)                {memory(made.cold)}; bare {memory(made.cold_bare)}",
+        f"    sum of rounds / tuned loop  {np.mean(made.of_tuned):.3f}   ({span(made.of_tuned)}); tuned loop / bare loop "
+        f"{span(made.ratios('rounds_s', made.tuned))}, CPU time {span(made.ratios('cpu_s', made.tuned))}",
     ]
-    if made.tuned is not None:
-        lines.append(f"    tuned bare loop / bare loop {made.tuned.rounds_s / bare[-1].rounds_s:.3f}")
     return lines
 
 
