@@ -69,7 +69,7 @@ class LocalGroup(Group):
     compile: bool | Literal["eager", "aot_eager"] = key(
         False,
         "true: torch.compile for forward and backward passes of local steps with batch_size examples, on CUDA as CUDA graphs; "
-        "results differ from uncompiled steps by rounding; eager, aot_eager: stages of torch.compile, for debugging",
+        "results differ from uncompiled steps by rounding; eager, aot_eager: backends of torch.compile, for debugging",
     )
     stack: Annotated[
         Literal["auto", "off"],

@@ -1,8 +1,9 @@
 """Methods: frozen records of up to fourteen hooks, and the objects of a round that hooks see.
 
-A run takes a list of methods. Every hook takes one object of the round and returns one of the same kind; a hook that is
-None is the identity, so the empty list is FedAvg and the engine never asks which method is running. Hooks compose
-left to right; in wrapping hooks (`loss`, `grads`) the first method of the list is the innermost.
+A run takes a list of methods. Most hooks take an object of the round and a view of the client or the server, and return a
+changed object of the same kind; a hook that is None is the identity, so the empty list is FedAvg and the engine never asks
+which method is running. Hooks compose left to right; in wrapping hooks (`loss`, `grads`) the first method of the list is the
+innermost.
 
 | hook                | where, when                  | call                                                        |
 |---------------------|------------------------------|-------------------------------------------------------------|
@@ -16,6 +17,7 @@ left to right; in wrapping hooks (`loss`, `grads`) the first method of the list 
 | own_model           | client, after the last step  | own_model(ClientView) -> Tensor [num_state]                 |
 | outgoing            | client, after own_model      | outgoing(Update, ClientView) -> Update                      |
 | report              | client, after outgoing       | report(ClientView) -> {name: number, Tensor or Vector}      |
+| overhear            | server, before latecomers    | overhear(ServerView of the others) -> {name: Value}         |
 | weigh               | server, after the reports    | weigh(Weights, ServerView) -> Weights                       |
 | server_update       | server, last                 | server_update(update, state, ServerView) -> (update, state) |
 | evaluation_override | server, before a scoring     | evaluation_override(state, ServerView) -> {leaf: Tensor}    |
@@ -30,12 +32,9 @@ in place of the client's local model if layers are personal. With the need "clie
 `outgoing` returns the update that the client sends. The server sums the sent updates, and reports see the model after the sent
 update (`ClientView.params`). Attacks, compression and noise of a client use this hook.
 
-One more hook lets a fixed share of all clients, the latecomers (`late_share`), train after all other clients, with the server's
-knowledge of the other clients (an attacker who sees the honest updates). Nothing else may depend on an order among clients.
-
-| overhear            | server, before latecomers    | overhear(ServerView of the others) -> {name: Value}         |
-
-The latecomers see the result of `overhear` as `ClientView.overheard`.
+`overhear` is for attackers who see the honest updates. A fixed share of all clients, the latecomers (`late_share`), trains
+after all other clients and sees the result of `overhear` as `ClientView.overheard`. No other hook may depend on an order among
+clients.
 
 `evaluation_override` is for methods whose merged model does not fit into the layout (LIVAR's sum of products has a higher rank
 than its broadcast factors). The returned tensors replace the leaves of the same names while the global model is scored on the
