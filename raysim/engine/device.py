@@ -80,7 +80,8 @@ def arithmetic_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(is_deterministic)
+        if torch.are_deterministic_algorithms_enabled() != is_deterministic:  # the call imports PyTorch's compiler
+            torch.use_deterministic_algorithms(is_deterministic)
 
 
 def keep_freed_memory() -> None:

@@ -160,12 +160,12 @@ def test_client_rows_are_those_that_arrow_makes_of_the_columns():
 
 
 @pytest.mark.slow
-def test_a_short_run_imports_neither_matplotlib_nor_pandas_before_its_end(settings, tmp_path):
+def test_a_short_run_imports_no_compiler_and_neither_matplotlib_nor_pandas_before_its_end(settings, tmp_path):
     code = (
         f"import sys, raysim; seen = set();"
         f"raysim.run({settings!r}, name='a', methods=['fedvg'], quiet=True,"
         "on_round=lambda record: seen.update({'matplotlib', 'pandas'} & set(sys.modules)) or None);"
-        "sys.exit(seen or None)"
+        "sys.exit(seen | {'torch._dynamo'} & set(sys.modules) or None)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
