@@ -16,7 +16,7 @@ from raysim.base.texts import number
 from raysim.config import nearest, shipped_folder
 
 #: Statements of papers, and their names for data sets and networks, collected by hand.
-NAMES = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
+NAMES = yaml.load(Path(__file__).with_name("papers.yaml").read_text(), yaml.CSafeLoader)
 
 #: Paper -> the metric that it prints (None if not stated), the section, and its words.
 STATED: dict[str, dict[str, str | None]] = NAMES["statements"]

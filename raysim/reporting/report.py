@@ -36,9 +36,9 @@ class Report:
       cells: table.csv: one row per cell, with its labels, mean, standard deviation over seeds, number of seeds and
         published number.
       p_values: one row per test (one-sided exact Wilcoxon) of whether `method` is better than `better_than`; `p_holm`
-        is adjusted for all tests of the table. The column `title` names the table, and is empty for tests over all tables. Without `against` or
-        `baseline` nothing is tested. `difference` is the mean paired difference, `low` and `high` are its 95 %
-        interval, and `d` is the mean divided by the standard deviation of the differences.
+        is adjusted for all tests of the table. The column `title` names the table, and is empty for tests over all
+        tables. Without `against` or `baseline` nothing is tested. `difference` is the mean paired difference, `low`
+        and `high` are its 95 % interval, and `d` is the mean divided by the standard deviation of the differences.
       figures: name -> PNG.
       text: content of report.md. conclusions: the first sentences of the text.
     """

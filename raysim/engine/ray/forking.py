@@ -62,9 +62,11 @@ def serve(listener: socket.socket, lifeline: int) -> None:
     import select
     import signal
 
+    gc.disable()  # imports make many objects and no garbage
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()  # otherwise the first garbage collection in a worker copies the pages of all objects
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     while select.select([listener.fileno(), lifeline], [], [])[0] == [listener.fileno()]:
         connection, _ = listener.accept()
