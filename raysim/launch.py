@@ -16,11 +16,11 @@ from raysim.config.counting import value_at
 from raysim.config.overlays import layered
 from raysim.config.sweep import axes_as_written
 from raysim.plan.names import parsed_run
-from raysim.running.results import Run
 
 if TYPE_CHECKING:
     from raysim.engine.round_metrics import RoundRecord
     from raysim.plan.build import Plan
+    from raysim.running.results import Run
     from raysim.tuning.outcome import Outcome
     from raysim.tuning.plan import Sweep
 
@@ -86,6 +86,7 @@ def finished_run(
         on_start(folder, first_round, num_rounds)
 
     plan = checked_run(raw, source, listener)
+    from raysim.running.results import Run
     from raysim.running.runner import execute
 
     execute(

@@ -74,8 +74,6 @@ def run(
 
         print_run_cost(raw, source, LiveLine())
         return
-    from raysim.folders.storage import address
-
     with ExitStack() as stack:
         if parsed is not None and not parsed.is_serial():
             from raysim.engine.ray.session import ray_ahead
@@ -87,6 +85,8 @@ def run(
             finished = launch.finished_run(
                 raw, source, told, on_start=progress.start, on_round=progress.round, on_summary=progress.summary
             )
+    from raysim.folders.storage import address
+
     if at := address(finished.folder, str(finished.config["storage"])):
         out.print(f"stored at:     {at}", markup=False)
     out.print(f"run directory: {finished.folder}", markup=False)
