@@ -38,6 +38,19 @@ def test_import_is_light():
         raysim.runs  # noqa: B018
 
 
+def test_a_faulty_configuration_is_refused_before_numpy_is_imported(tmp_path):
+    (tmp_path / "a.yaml").write_text("local: {lrr: 0.1}\nmethods: [fedvgg]\n")
+    code = (
+        "import atexit, sys; sys.argv[1:] = ['run', 'a.yaml']; import raysim.__main__ as entry;"
+        "atexit.register(lambda: print(sorted({'torch', 'ray', 'pandas', 'numpy', 'pyarrow'} & set(sys.modules))));"
+        "entry.main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert "local.lrr: unknown key" in result.stderr
+    assert "unknown method 'fedvgg'" in result.stderr
+    assert (result.returncode, result.stdout.strip()) == (2, "[]")
+
+
 def test_a_run_is_its_directory_as_an_object(settings):
     run = raysim.run(settings, name="a", methods=[{"fedvg": {"granularity": "layer"}}], quiet=True)
     assert run.status.name == "completed"
