@@ -78,7 +78,7 @@ def run(
         if parsed is not None and not parsed.is_serial():
             from raysim.engine.ray.session import ray_ahead
 
-            stack.enter_context(ray_ahead())  # Ray starts early: the checks from here on seldom fail
+            stack.enter_context(ray_ahead([parsed.model.kind]))  # Ray starts early: the checks from here on seldom fail
         progress = Progress(command_began())
         with progress.line as line:
             told = line.listener()

@@ -35,6 +35,11 @@ class ModelGroup(Group):
     head: str | None = key(None, "path of the classifier in a model of your own; null: the last nn.Linear")
     lora: LoraGroup | None = key(None, "train low-rank adapters and the head only; {}: with the defaults of this group")
 
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Return (name, whether the model has adapters)."""
+        return self.name, self.lora is not None
+
 
 class LocalGroup(Group):
     lr: float = key(0.01, "client learning rate; 0.01 is common", gt=0)

@@ -49,6 +49,16 @@ def find_architecture(name: str) -> Architecture:
     raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")
 
 
+def import_libraries(name: str, *, has_lora: bool) -> None:
+    """Import the libraries of a model, so that processes forked later share them; an unknown name is ignored."""
+    if has_lora:
+        library("peft")
+    if name in TORCHVISION or name == "resnet20":
+        library("torchvision.models")
+    elif name in TRANSFORMERS or (name not in MODELS and name.rpartition(":")[0] in ("", "timm")):
+        library("timm")
+
+
 def prefers_channels_last(spec: ModelSpec, module: nn.Module) -> bool:
     """Return whether the model was measured to train faster with channels-last convolutions, and is safe with them.
 

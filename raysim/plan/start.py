@@ -76,7 +76,7 @@ def _ray_server(
     from raysim.engine.ray.shards import write_shards
     from raysim.engine.ray.slots import START_S
 
-    with ray_session(on_step=on_step, patience_s=patience_s):
+    with ray_session(on_step=on_step, patience_s=patience_s, models=[config.model.kind]):
         has_group = is_in_group()
         may_grow = not has_group and autoscales()
         taken = patiently(lambda: resolve_resources(config, placements(), may_grow=may_grow), patience_s, on_step)

@@ -5,10 +5,12 @@ worker's end. Linux only. Ray's own `setup_worker.py` runs if there is no fork s
 contains more than environment variables (Ray Tune sets environment variables for its trials).
 """
 
+import contextlib
 import json
 import os
 import socket
 import sys
+from collections.abc import Collection
 
 #: Environment variable with the path of the fork server's socket.
 ADDRESS = "RAYSIM_FORK_SERVER"
@@ -24,9 +26,13 @@ BADNESS = "/proc/self/oom_score_adj"
 
 
 class ForkServer:
-    """A process that has imported PyTorch and forks workers of Ray; ended by `close`, or with the calling process."""
+    """A process that has imported PyTorch and forks workers of Ray; ended by `close`, or with the calling process.
 
-    def __init__(self) -> None:
+    Args:
+      models: (name, whether it has adapters) of the models that workers build; the libraries of these are imported, too.
+    """
+
+    def __init__(self, models: Collection[tuple[str, bool]] = ()) -> None:
         import subprocess
         import tempfile
 
@@ -38,7 +44,7 @@ class ForkServer:
             ours, self._lifeline = os.pipe()
             fds = (listener.fileno(), ours)
             self._process = subprocess.Popen(
-                [sys.executable, __file__, "--serve", *map(str, fds)],
+                [sys.executable, __file__, "--serve", *map(str, fds), json.dumps([*models])],
                 pass_fds=fds,
                 start_new_session=True,  # Ctrl-C in the terminal does not reach this process
                 stdout=subprocess.DEVNULL,  # output of imports; workers report errors in streams of their own
@@ -55,8 +61,8 @@ class ForkServer:
         self._folder.cleanup()
 
 
-def serve(listener: socket.socket, lifeline: int) -> None:
-    """Fork a worker for each connection until the write end of the pipe `lifeline` closes."""
+def serve(listener: socket.socket, lifeline: int, models: Collection[tuple[str, bool]]) -> None:
+    """Fork a worker for each connection until the write end of the pipe `lifeline` closes. models: see `ForkServer`."""
     import gc
     import importlib
     import select
@@ -65,6 +71,11 @@ def serve(listener: socket.socket, lifeline: int) -> None:
     gc.disable()  # imports make many objects and no garbage
     for name in PRELOADED:
         importlib.import_module(name)
+    from raysim.models.registry import import_libraries
+
+    for name, has_lora in models:
+        with contextlib.suppress(Exception):  # a worker that needs the library reports the error
+            import_libraries(name, has_lora=has_lora)
     gc.freeze()  # otherwise the first garbage collection in a worker copies the pages of all objects
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
@@ -120,7 +131,7 @@ def ask_for_worker(command: list[str], address: str) -> bool:
 def main(arguments: list[str]) -> None:
     """Serve forks, or start one worker for Ray."""
     if arguments[0] == "--serve":
-        serve(socket.socket(fileno=int(arguments[1])), int(arguments[2]))
+        serve(socket.socket(fileno=int(arguments[1])), int(arguments[2]), json.loads(arguments[3]))
         return
     del sys.path[0]  # this folder
     command = [value for value in arguments if not value.startswith(("--language=", CONTEXT))]

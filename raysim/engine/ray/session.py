@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import Any, TypeAlias, TypeVar
 
 import ray
 from ray._private import node as ray_node
@@ -58,6 +58,8 @@ GONE_S = 20.0
 STARTS, SLOW_START = 3, "timed out during startup"
 
 
+Models: TypeAlias = Collection[tuple[str, bool]]
+
 #: The thread that starts and ends Ray for `ray_ahead`.
 _STARTER = ThreadPoolExecutor(1, "ray-ahead")
 #: Losses after which this process disconnected from Ray; see `end_process`.
@@ -69,16 +71,19 @@ _BEGUN: ContextVar[Future[None] | None] = ContextVar("begun", default=None)
 
 
 @contextlib.contextmanager
-def ray_ahead() -> Iterator[None]:
+def ray_ahead(models: Models = ()) -> Iterator[None]:
     """Start Ray in a thread, since a local Ray takes as long to start as the import of PyTorch.
 
     A `ray_session` in the block waits for the start. After the block, the thread ends Ray, even if there was no
     session; the caller does not wait, so that an error is reported at once. The process ends only after Ray.
+
+    Args:
+      models: see `ForkServer`.
     """
     if ray.is_initialized():
         yield
         return
-    begun = _STARTER.submit(_start)
+    begun = _STARTER.submit(_start, models)
     token = _BEGUN.set(begun)
     try:
         yield
@@ -88,7 +93,9 @@ def ray_ahead() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0) -> Iterator[None]:
+def ray_session(
+    on_step: Callable[[str], None] = lambda _: None, patience_s: float = 0.0, models: Models = ()
+) -> Iterator[None]:
     """Connect to the current Ray, to RAY_ADDRESS, or to a new local Ray; only the local Ray is shut down.
 
     After ClusterLost in the block, the next session is a new connection, or a new local Ray.
@@ -96,6 +103,7 @@ def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: flo
     Args:
       on_step: on_step(text) is called with the name of the step that begins.
       patience_s: seconds to wait for a cluster that does not answer.
+      models: see `ForkServer`.
     """
     begun, address = _BEGUN.get(), os.environ.get("RAY_ADDRESS")
     if begun is None and ray.is_initialized():
@@ -103,7 +111,7 @@ def ray_session(on_step: Callable[[str], None] = lambda _: None, patience_s: flo
         return
     on_step(f"connecting to Ray at {address}" if address else "starting Ray on this machine")
     if begun is None:
-        patiently(_start, patience_s, on_step)
+        patiently(partial(_start, models), patience_s, on_step)
     else:
         begun.result()
         with contextlib.suppress(ValueError):  # not the main thread, in which Ray itself would have handled SIGTERM
@@ -158,7 +166,7 @@ def _ending() -> str:
     return "disconnecting from Ray" if os.environ.get("RAY_ADDRESS") else "ending Ray"
 
 
-def _start() -> None:
+def _start(models: Models) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address and not can_connect(address):  # Ray would try for minutes
         mend = "start the cluster, correct RAY_ADDRESS, or unset RAY_ADDRESS to start Ray on this machine"
@@ -172,7 +180,7 @@ def _start() -> None:
                     # Binds to 127.0.0.1, unreachable from other machines, as on macOS and Windows. With the option
                     # `_node_ip_address="127.0.0.1"`, Ray uses the machine's address.
                     stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
-                    stack.enter_context(few_processes())
+                    stack.enter_context(few_processes(models))
                 ray.init(
                     address or "local",
                     include_dashboard=False if is_ours else None,
@@ -200,10 +208,13 @@ def end_ray() -> None:
 
 
 @contextlib.contextmanager
-def few_processes() -> Iterator[None]:
+def few_processes(models: Models = ()) -> Iterator[None]:
     """Run a Ray started in the block without dashboard, autoscaler and log monitor, and on Linux with forked workers.
 
     Ray has no public options for these processes. A version of Ray without the private names starts as usual.
+
+    Args:
+      models: see `ForkServer`.
     """
     replacements: list[tuple[object, str, object]] = [
         (ray_node.Node, f"start_{process}", _nothing) for process in ("monitor", "log_monitor", "api_server")
@@ -212,7 +223,7 @@ def few_processes() -> Iterator[None]:
     replacements.append((utils, "get_dashboard_dependency_error", lambda: ImportError("no dashboard is wanted")))
     with contextlib.ExitStack() as stack:
         if sys.platform == "linux":  # forks are unsafe on macOS, and unknown to Windows
-            _FORK_SERVERS.append(ForkServer())
+            _FORK_SERVERS.append(ForkServer(models))
             os.environ[ADDRESS] = _FORK_SERVERS[-1].address
             stack.callback(os.environ.pop, ADDRESS)
             replacements.append((ray_constants, "SETUP_WORKER_FILENAME", forking.__file__))

@@ -26,6 +26,7 @@ facts = dict(
     pid=os.getpid(), parent=os.getppid(), group=os.getpgid(0), argv=sys.argv, path=sys.path[0], folder=os.getcwd(),
     given=os.environ.get("GIVEN"), names=len(os.environ), torch="torch" in sys.modules, ray="ray" in sys.modules,
     badness=open("/proc/self/oom_score_adj").read(), name=__name__, threads=threading.active_count(),
+    libraries=sorted({"torchvision", "timm", "peft"} & set(sys.modules)),
 )
 print("out"); print("err", file=sys.stderr)
 with open(sys.argv[1] + ".part", "w") as file:
@@ -84,8 +85,26 @@ def test_a_worker_is_a_fork_with_what_ray_gave_it(server, started, tmp_path):
     assert (facts["given"], facts["name"], facts["threads"]) == ("ü", "__main__", 1)
     assert facts["badness"] == "500\n"
     assert facts["names"] <= 4, "the environment is Ray's alone"
+    assert facts["libraries"] == [], "the quickstart needs none of these"
     assert facts["pid"] == facts["group"] != process.pid
     assert "--serve" in psutil.Process(facts["parent"]).cmdline()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("models", "libraries"),
+    [
+        ([("no_module:net", False), ("resnet18", False)], ["torchvision"]),
+        ([("resnet20", True), ("vit_b16", False)], ["peft", "timm", "torchvision"]),
+        ([("gru", False), ("transformers:folder", False)], []),
+    ],
+)
+def test_libraries_of_the_models_are_imported_before_the_forks(started, models, libraries):
+    server = ForkServer(models)
+    _, facts, _ = started(0, {ADDRESS: server.address})
+    server.close()
+    assert facts["libraries"] == libraries
+    assert facts["threads"] == 1, "a fork of a process with threads may hang"
 
 
 @pytest.mark.parametrize(("prefix", "is_forked"), [([], True), (["true", "&&"], False)])

@@ -16,7 +16,7 @@ STARTED = SimpleNamespace(address_info={"gcs_address": "a test"})
 
 @pytest.fixture(autouse=True)
 def no_fork_server(monkeypatch):
-    monkeypatch.setattr(session, "ForkServer", lambda: SimpleNamespace(address="nobody", close=lambda: None))
+    monkeypatch.setattr(session, "ForkServer", lambda _: SimpleNamespace(address="nobody", close=lambda: None))
     monkeypatch.setattr(session, "_FORK_SERVERS", [])
 
 
