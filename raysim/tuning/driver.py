@@ -69,7 +69,8 @@ def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()
             listener.say(f"refused: {name}: {'; '.join(map(str, faults))}")
         waiting = [trial for trial in sweep.trials if not trial.same_as and not before[trial.name].is_finished]
         if waiting or (sweep.search and sweep.search.num_left):
-            with ray_session(on_step=listener.step, models={trial.config.model.kind for trial in waiting}):
+            models = {config.model.kind for config in (sweep.base, *(trial.config for trial in waiting))}
+            with ray_session(on_step=listener.step, models=models):
                 nodes = nodes_with_room(sweep, listener.say)
                 listener.say(_opening(sweep, waiting))
                 listener.step("looking for the shards of all trials")

@@ -71,11 +71,10 @@ def serve(listener: socket.socket, lifeline: int, models: Collection[tuple[str, 
     gc.disable()  # imports make many objects and no garbage
     for name in PRELOADED:
         importlib.import_module(name)
-    from raysim.models.registry import import_libraries
-
+    registry = importlib.import_module("raysim.models.registry")
     for name, has_lora in models:
         with contextlib.suppress(Exception):  # a worker that needs the library reports the error
-            import_libraries(name, has_lora=has_lora)
+            registry.import_libraries(name, has_lora=has_lora)
     gc.freeze()  # otherwise the first garbage collection in a worker copies the pages of all objects
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
