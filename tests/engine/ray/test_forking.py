@@ -68,6 +68,7 @@ def started(server, tmp_path):
     yield start
     for process in processes:
         process.kill()
+        process.wait()
 
 
 def is_gone(pid):
