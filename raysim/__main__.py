@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -13,8 +12,6 @@ STOPPED = "stopped by Ctrl-C; the same command starts from the beginning\n"
 
 def main() -> None:
     """Run the verb of the command line, and end the process with the verb's status."""
-    # Imports make many objects: with Python's threshold of 700, collections took 4 % of a short run's time.
-    gc.set_threshold(50_000)
     try:
         try:
             before = signal.getsignal(signal.SIGINT)
