@@ -166,7 +166,7 @@ def _ending() -> str:
     return "disconnecting from Ray" if os.environ.get("RAY_ADDRESS") else "ending Ray"
 
 
-def _start(models: Models) -> None:
+def _start(models: Models = ()) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address and not can_connect(address):  # Ray would try for minutes
         mend = "start the cluster, correct RAY_ADDRESS, or unset RAY_ADDRESS to start Ray on this machine"
