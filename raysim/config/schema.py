@@ -37,7 +37,7 @@ class ModelGroup(Group):
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """Return (name, whether the model has adapters)."""
+        """Return (name, has adapters)."""
         return self.name, self.lora is not None
 
 

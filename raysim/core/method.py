@@ -1,8 +1,8 @@
 """Methods: frozen records of up to fourteen hooks, and the objects of a round that hooks see.
 
 A run takes a list of methods. Most hooks take an object of the round and a view of the client or the server, and return a
-changed object of the same kind; a hook that is None is the identity, so the empty list is FedAvg and the engine never asks
-which method is running. Hooks compose left to right; in wrapping hooks (`loss`, `grads`) the first method of the list is the
+changed object of the same kind. A missing hook is the identity, so the empty list is FedAvg, and the engine has no special
+case for any method. Hooks compose left to right; in wrapping hooks (`loss`, `grads`) the first method of the list is the
 innermost.
 
 | hook                | where, when                  | call                                                        |

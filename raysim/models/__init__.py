@@ -3,4 +3,4 @@
 from raysim.models.architecture import Architecture, ModelSpec
 from raysim.models.build import build_model, build_skeleton, head_of, output_shape, try_model
 from raysim.models.lora import LoraSpec
-from raysim.models.registry import MODELS, find_architecture, prefers_channels_last
+from raysim.models.registry import MODELS, find_architecture, import_libraries, prefers_channels_last

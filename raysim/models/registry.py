@@ -50,10 +50,10 @@ def find_architecture(name: str) -> Architecture:
 
 
 def import_libraries(name: str, *, has_lora: bool) -> None:
-    """Import the libraries of a model, so that processes forked later share them; an unknown name is ignored."""
+    """Import torchvision, timm or peft for a model, so that forked processes share the library. Unknown names are ignored."""
     if has_lora:
         library("peft")
-    if name in TORCHVISION or name == "resnet20":
+    if name in TORCHVISION or name == "resnet20":  # resnet20 has torchvision's blocks
         library("torchvision.models")
     elif name in TRANSFORMERS or (name not in MODELS and name.rpartition(":")[0] in ("", "timm")):
         library("timm")

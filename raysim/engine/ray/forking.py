@@ -25,14 +25,18 @@ PRELOADED = ("raysim.engine.simulation", "raysim.plan.build")
 BADNESS = "/proc/self/oom_score_adj"
 
 
+#: (name, has adapters) of models.
+Models = Collection[tuple[str, bool]]
+
+
 class ForkServer:
     """A process that has imported PyTorch and forks workers of Ray; ended by `close`, or with the calling process.
 
     Args:
-      models: (name, whether it has adapters) of the models that workers build; the libraries of these are imported, too.
+      models: (name, has adapters) of each model that workers build; the server imports the libraries of the models.
     """
 
-    def __init__(self, models: Collection[tuple[str, bool]] = ()) -> None:
+    def __init__(self, models: Models = ()) -> None:
         import subprocess
         import tempfile
 
@@ -61,7 +65,7 @@ class ForkServer:
         self._folder.cleanup()
 
 
-def serve(listener: socket.socket, lifeline: int, models: Collection[tuple[str, bool]]) -> None:
+def serve(listener: socket.socket, lifeline: int, models: Models) -> None:
     """Fork a worker for each connection until the write end of the pipe `lifeline` closes. models: see `ForkServer`."""
     import gc
     import importlib
@@ -71,10 +75,10 @@ def serve(listener: socket.socket, lifeline: int, models: Collection[tuple[str, 
     gc.disable()  # imports make many objects and no garbage
     for name in PRELOADED:
         importlib.import_module(name)
-    registry = importlib.import_module("raysim.models.registry")
+    import_libraries = importlib.import_module("raysim.models").import_libraries
     for name, has_lora in models:
         with contextlib.suppress(Exception):  # a worker that needs the library reports the error
-            registry.import_libraries(name, has_lora=has_lora)
+            import_libraries(name, has_lora=has_lora)
     gc.freeze()  # otherwise the first garbage collection in a worker copies the pages of all objects
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies

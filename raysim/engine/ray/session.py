@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray._private import node as ray_node
@@ -31,7 +31,7 @@ from ray.exceptions import (
 
 from raysim.base.errors import ClusterLost, RaysimError
 from raysim.engine.ray import forking
-from raysim.engine.ray.forking import ADDRESS, ForkServer
+from raysim.engine.ray.forking import ADDRESS, ForkServer, Models
 
 Answer = TypeVar("Answer")
 
@@ -57,8 +57,6 @@ GONE_S = 20.0
 #: Number of attempts to start a local Ray, each with Ray's own limit of 30 s, which cannot be set; Ray's error message.
 STARTS, SLOW_START = 3, "timed out during startup"
 
-
-Models: TypeAlias = Collection[tuple[str, bool]]
 
 #: The thread that starts and ends Ray for `ray_ahead`.
 _STARTER = ThreadPoolExecutor(1, "ray-ahead")
