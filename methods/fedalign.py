@@ -28,7 +28,7 @@ def fedalign(*, mu: Amount = 0.45, width: OpenShare = 0.25, block: str | None = 
     y_slim is the block's output for the first channels of x, by the first channels of its own layers, under BatchNorm
     with the batch's statistics, which are not kept. x and s(x, y) are constants, so only the block's
     first channels learn from the term: one more pass of a narrow block, no other model. The ratio is taken from the
-    code: the term always equals mu times the loss so far, so only the direction of its gradient matters.
+    code: the term always equals mu times the loss so far, so a constant factor of L_lip has no effect.
 
     The block is the last layer block in front of the classifier (`raysim methods --model` lists them): a projector, if
     the model has one. The paper takes the last stage of a ResNet: `block: layer4`. The authors clip gradients at 10
