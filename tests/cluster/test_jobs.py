@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = "configs/quickstart.yaml"
 ON_GPU = ("resources.trainers=2", "resources.gpus_per_trainer=0.5", "resources.cpus_per_trainer=1")
-TINY = ("model.width=4", "model.hidden=16", "local.epochs=1", "cohort.size=4", *ON_GPU)
+TINY = ("model.hidden=16", "local.epochs=1", "cohort.size=4", *ON_GPU)
 
 
 def serial_hash(clone, tmp_path, *overrides):
@@ -202,7 +202,7 @@ def test_a_sweep_its_report_and_a_calibration_are_jobs_of_two_nodes(cluster, clo
         assert result.returncode == 0, result.stdout
         return result.stdout
 
-    small = ("model.width=4", "model.hidden=16", "rounds=2", "cohort.size=2", "resources.backend=serial")
+    small = ("model.hidden=16", "rounds=2", "cohort.size=2", "resources.backend=serial")
     search = ("tune.search=optuna", "tune.num_samples=3", "tune.param_space.local.lr={log_uniform: [0.01, 1]}")
     assert "3 trials, by" in said("tune", CONFIG, "name=swept", *search, *small)
     folder = cluster.home / "runs" / "swept"
