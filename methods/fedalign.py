@@ -25,22 +25,22 @@ def fedalign(*, mu: Amount = 0.45, width: OpenShare = 0.25, block: str | None = 
         s(x, y) = spectral norm of x y^T / pixels
         L_lip   = mean over images of (s(x_slim, y_slim) - s(x, y))^2
         loss    = inner + mu (inner / L_lip) L_lip,   the ratio in brackets a constant
-    y_slim is the block's output for the first channels of x, by the first channels of its own layers, under BatchNorm
-    with the batch's statistics, which are not kept. x and s(x, y) are constants, so only the block's
-    first channels learn from the term: one more pass of a narrow block, no other model. The ratio is taken from the
-    code: the term always equals mu times the loss so far, so a constant factor of L_lip has no effect.
+    y_slim is the block's output for the first channels of x, by the first channels of the block's layers, under
+    BatchNorm with the batch's statistics, which are not kept. x and s(x, y) are constants, so only the block's first
+    channels learn from the term. The term costs a second pass of a narrow block. The ratio is taken from the code: the
+    term always equals mu times the loss so far, so a constant factor of L_lip has no effect.
 
-    The block is the last layer block in front of the classifier (`raysim methods --model` lists them): a projector, if
-    the model has one. The paper takes the last stage of a ResNet: `block: layer4`. The authors clip gradients at 10
-    (`local.max_grad_norm`) and use Nesterov momentum 0.9.
+    The block is the last layer block in front of the classifier (`raysim methods --model` lists layer blocks), or the
+    projector of a model with a projector. The paper takes the last stage of a ResNet: `block: layer4`. The authors
+    clip gradients at 10 (`local.max_grad_norm`) and use Nesterov momentum 0.9.
 
     Args:
       mu: strength of the pull, >= 0; 0.45 in the paper.
       width: share of the channels, in (0, 1), rounded, at least one; 0.25 in the paper.
-      block: path of the block that is aligned; null: the last layer block in front of the classifier.
+      block: path of the aligned block; null: the last layer block in front of the classifier.
     Raises:
       ValueError: when the run starts, no such block.
-      MethodError: a layer of the block that has no first channels (attention, grouped convolutions).
+      MethodError: a layer of the block has no first channels (attention, grouped convolutions).
     """
 
     def init(params: Tensor, layout: Layout) -> State:

@@ -37,9 +37,9 @@ after all other clients and sees the result of `overhear` as `ClientView.overhea
 clients.
 
 `evaluation_override` is for methods whose merged model does not fit into the layout (LIVAR's sum of products has a higher rank
-than its broadcast factors). The returned tensors replace the leaves of the same names while the global model is scored on the
+than its broadcast factors). The returned tensors replace leaves by name while the global model is scored on the
 test set, and may have any shape with which the model can run. The hook runs only in rounds with an evaluation, after the new
-global parameters are set (`ServerView.params`). A method that only measures these parameters returns {}, which changes no score.
+global parameters are set (`ServerView.params`). A method that only measures parameters returns {}, which changes no score.
 
 Messages, client memory, scratch, reports and server state are namespaced: a hook sees only the values of its own method.
 """

@@ -50,7 +50,7 @@ def find_architecture(name: str) -> Architecture:
 
 
 def import_libraries(name: str, *, has_lora: bool) -> None:
-    """Import torchvision, timm or peft for a model, so that forked processes share the library. Unknown names are ignored."""
+    """Import torchvision, timm or peft for a model, to share the library among forked processes. Ignores unknown names."""
     if has_lora:
         library("peft")
     if name in TORCHVISION or name == "resnet20":  # resnet20 has torchvision's blocks

@@ -1,7 +1,7 @@
-"""Fork server for the workers of a local Ray: PyTorch is imported once, and its memory is shared.
+"""Fork server for the workers of a local Ray: PyTorch is imported once, in shared memory.
 
 Ray starts this file in place of Ray's `setup_worker.py`; the file asks the fork server for a worker and waits for the
-worker's end. Linux only. Ray's own `setup_worker.py` runs if there is no fork server, or if the runtime environment
+worker's end. Linux only. Ray's own `setup_worker.py` runs without a fork server, or if the runtime environment
 contains more than environment variables (Ray Tune sets environment variables for its trials).
 """
 
@@ -33,7 +33,7 @@ class ForkServer:
     """A process that has imported PyTorch and forks workers of Ray; ended by `close`, or with the calling process.
 
     Args:
-      models: (name, has adapters) of each model that workers build; the server imports the libraries of the models.
+      models: models of the workers; the server imports torchvision, timm or peft for the models.
     """
 
     def __init__(self, models: Models = ()) -> None:
