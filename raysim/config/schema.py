@@ -81,9 +81,9 @@ class LocalGroup(Group):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads off as false
     ] = key(
         "auto",
-        "auto: several clients of a client block (on a CPU at most 8) train at once if the network is tiny and dense, the "
-        "optimiser is plain SGD and batch_size is at most 16; results differ by rounding; off: clients train one by one; no "
-        "effect if compile is set",
+        "auto: clients of dense networks train without autograd, several at a time (on a CPU at most 8), if the optimiser is "
+        "plain SGD and no method changes local steps; results differ by rounding; off: clients train one by one by autograd; "
+        "no effect if compile is set",
     )
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from raysim.training.local import LocalSettings, num_local_steps
 
 T = TypeVar("T")
 
-#: A cohort is cut into about this many client blocks: enough to balance trainers, few enough for little overhead.
+#: A cohort is cut into at most this many client blocks: enough to balance trainers, few enough for little overhead.
 BLOCKS_PER_COHORT = 32
 #: Blocks are grouped into about this many tasks per trainer and round. With a hundred tiny clients two were 6 % faster
 #: than four; fewer, longer tasks lose more work when a worker is killed.
@@ -49,6 +50,7 @@ class Phase:
       sampling: sampling of cohorts, see `choose_cohort`.
       dropout: probability that a chosen client never reports.
       stragglers: probability that a client does only a share of its work, uniform in [straggler_work, 1).
+      least_clients: see `cut_blocks`.
     """
 
     methods: tuple[Method, ...]
@@ -59,6 +61,7 @@ class Phase:
     stragglers: float = 0.0
     straggler_work: float = 1.0
     sampling: Sampling = "fixed"
+    least_clients: int = 1
 
     @cached_property
     def stack(self) -> Stack:
@@ -216,16 +219,22 @@ def crowd_of(method: str, population: int, seed: int) -> Crowd:
     return Crowd(population, derive_seed(seed, f"crowd/{method}"))
 
 
-def cut_blocks(clients: Sequence[int], work: Sequence[int], first: int = 0) -> list[ClientBlock]:
+def cut_blocks(
+    clients: Sequence[int], work: Sequence[int], first: int = 0, *, least_clients: int = 1
+) -> list[ClientBlock]:
     """Cut clients into client blocks, clients with most work first. Blocks do not depend on the number of trainers.
 
     Args:
       work: number of optimiser steps of each client.
       first: index of the first block.
+      least_clients: fewest clients of a block on average; a smaller cohort is still cut into two blocks.
     """
     # Ids break ties, so that blocks do not depend on the order in which clients are listed.
     members = sorted(zip(work, clients, strict=True), key=lambda member: (-member[0], member[1]))
-    groups = _cut(members, [amount for amount, _ in members], BLOCKS_PER_COHORT)
+    count = BLOCKS_PER_COHORT
+    if least_clients > 1:  # a power of two, which 2, 4, 8, ... trainers share evenly
+        count = min(count, 2 ** max(1, int(math.log2(max(1, len(members) // least_clients)))))
+    groups = _cut(members, [amount for amount, _ in members], count)
     return [
         ClientBlock(index, tuple(client for _, client in group), sum(amount for amount, _ in group))
         for index, group in enumerate(groups, first)
@@ -247,13 +256,10 @@ def assign_blocks(blocks: Sequence[ClientBlock], num_trainers: int) -> list[list
 
 
 def _cut(items: Sequence[T], work: Sequence[int], count: int) -> list[list[T]]:
-    """Split items into about `count` groups of neighbours with similar work."""
-    groups: list[list[T]] = []
-    target, amount = sum(work) / count, 0
+    """Split items into at most `count` groups of neighbours with similar work."""
+    groups: dict[int, list[T]] = {}
+    before, total = 0, max(1, sum(work))
     for item, more in zip(items, work, strict=True):
-        if not groups or amount >= target:
-            groups.append([])
-            amount = 0
-        groups[-1].append(item)
-        amount += more
-    return groups
+        groups.setdefault(before * count // total, []).append(item)
+        before += more
+    return list(groups.values())

@@ -235,7 +235,8 @@ class Server:
         # One more than the steps: a client without steps is also loaded and reports.
         work = [1 + self._num_steps(phase, round_index, client) for client in clients.tolist()]
         # The number of trainers is used only here, after the blocks are cut: no result may depend on it.
-        return assign_blocks(cut_blocks(clients.tolist(), work, first), self.pool.begin_round())
+        blocks = cut_blocks(clients.tolist(), work, first, least_clients=phase.least_clients)
+        return assign_blocks(blocks, self.pool.begin_round())
 
     def _num_steps(self, phase: Phase, round_index: int, client: int) -> int:
         return phase.num_steps(client, int(self.federation.sizes[client]), self.skips_single, self.seed, round_index)

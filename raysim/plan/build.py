@@ -39,6 +39,7 @@ from raysim.training.inputs import NORMALISATIONS, STANDARD, ArrayTransform, Inp
 from raysim.training.local import LocalSettings, needs_two_examples
 from raysim.training.model import state_of
 from raysim.training.shift import Shift
+from raysim.training.stacked import Stacker
 from raysim.training.tasks import REGRESSION, Task, on_scaled_targets
 
 Parameters = ParamSpec("Parameters")
@@ -355,11 +356,13 @@ def make_server(recipe: Recipe, pool: Pool) -> Server:
     receive(recipe.own)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     module, layout = build_model(spec, seed=config.seed), layout_for(config.model, spec, methods)
+    phases, transform = make_phases(config, methods), input_transform(config, recipe.info)
+    stacker = Stacker(module, layout, transform, phases[0].settings, recipe.task)
     return Server(
         pool=pool,
         layout=layout,
         state=state_of(module, layout),
-        phases=make_phases(config, methods),
+        phases=[replace(phase, least_clients=stacker.least_clients(phase.methods)) for phase in phases],
         federation=open_federation(recipe),
         num_outputs=len(recipe.info.classes),
         seed=config.seed,

@@ -30,7 +30,7 @@ class LocalSettings:
       max_grad_norm: L2 norm to which a larger gradient, with every method's terms, is scaled down; None: no limit.
       precision: precision of forward and backward passes, see `BoundModel`.
       compile: whether, or by which backend, the passes of local steps are compiled, see `training.model.compiled`.
-      stack: "auto": clients of tiny dense networks are trained several at a time, see `training.stacked`; "off": never.
+      stack: "auto": clients of dense networks are trained several at a time, see `training.stacked`; "off": never.
       schedule: learning rate in round t of T = num_rounds. "constant": lr; "exponential": lr * lr_decay^t; "cosine":
         lr * (1 + cos(pi t / T)) / 2, which is above 0 in all rounds t < T.
     """

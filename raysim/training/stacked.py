@@ -1,18 +1,18 @@
-"""Stacked clients: several clients of a block as a batched network, for small dense networks bound by call overhead.
+"""Stacked clients: the clients of a block as a batched network, for dense networks, whose steps are bound by calls.
 
 Each client has its own parameters, batch order and loss, so results differ from training one by one only by rounding.
 Rounding may depend on which clients are stacked together; this depends only on the configuration and data sizes.
 
-Backpropagation is written out. `torch.func.vmap` costs more calls than a stack of four clients saves. vmap traced by
-`make_fx` saved half as much as this code, and took 1.4 s and 85 MB at the first trace of every process.
+Backpropagation is written out, which takes 20 to 40 % less time than autograd also for a single client.
+`torch.func.vmap` costs more calls than a stack of four clients saves. vmap traced by `make_fx` saved half as much as
+this code, and took 1.4 s and 85 MB at the first trace of every process.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,13 +24,13 @@ from raysim.training.inputs import Examples, Transform
 from raysim.training.local import LocalSettings, training_batches
 from raysim.training.tasks import CLASSES, Task
 
-#: Largest network and batch that are stacked: larger ones are bound by arithmetic rather than calls. Stacking saved 5 %
-#: with batches of 32 images, and a quarter with 10. On a CPU a stack has at most MOST_CLIENTS clients, whose parameters
-#: and inputs fit into a cache.
-MOST_PARAMS, MOST_BATCH, MOST_CLIENTS = 2**18, 16, 8
+#: On a CPU a stack has at most MOST_CLIENTS clients and MOST_ENTRIES_CPU parameters (8 MiB). On devices where kernel
+#: launches bound a step, a stack has up to MOST_ENTRIES parameters (64 MiB); the value was not tuned on a GPU.
+MOST_CLIENTS, MOST_ENTRIES_CPU, MOST_ENTRIES = 8, 2**21, 2**24
 
-#: Most parameters of a stack on devices where kernel launches bound a step: 64 MiB. The value was not tuned on a GPU.
-MOST_ENTRIES = 2**24
+#: In networks of at most CALL_BOUND parameters a step takes as long for four clients as for two: calls take the time,
+#: not arithmetic. A client block then has at least LEAST_CLIENTS clients.
+CALL_BOUND, LEAST_CLIENTS = 2**16, 4
 
 
 class Trained(NamedTuple):
@@ -63,10 +63,9 @@ class Stacker:
     def fits(self, methods: Sequence[Method]) -> bool:
         """Return whether clients are stacked; depends on the configuration only.
 
-        Clients are stacked if `stack` is "auto", the network is a small dense network with ReLU, all of it trained and
-        shared, and local training is uncompiled float32 SGD without momentum, weight decay or a gradient limit, in
-        small batches, for the cross-entropy of classes, without a user's augmentation and without methods that change
-        local steps.
+        Clients are stacked if `stack` is "auto", the network is dense with ReLU, all of it trained and shared, and
+        local training is uncompiled float32 SGD without momentum, weight decay or a gradient limit, for the
+        cross-entropy of classes, without a user's augmentation and without methods that change local steps.
         """
         settings, layout = self.settings, self.layout
         return (
@@ -77,11 +76,13 @@ class Stacker:
             and settings.precision == "float32"
             and self.transform.function is None
             and not any(method.begin or method.forward or method.loss or method.grads for method in methods)
-            and settings.batch_size <= MOST_BATCH
-            and layout.num_params <= MOST_PARAMS
             and not layout.personal
             and len(layout.params) == 2 * len(dense_layers(self.module)) > 0
         )
+
+    def least_clients(self, methods: Sequence[Method]) -> int:
+        """Return the fewest clients of a client block, in a cohort that is large enough."""
+        return LEAST_CLIENTS if self.layout.num_params <= CALL_BOUND and self.fits(methods) else 1
 
     def train(
         self,
@@ -91,41 +92,51 @@ class Stacker:
         start: Tensor,
         lr: float,
     ) -> dict[int, Trained]:
-        """Train the clients of a block in stacks, and return client -> result; clients without a partner are left out.
+        """Train the clients of a block in stacks, and return client -> result; clients without steps are left out.
 
         Args:
-          num_steps: number of local steps of each client.
+          num_steps: number of local steps of each client, in descending order.
           members: each client's examples, and the generator of the client's batch order.
           start: [num_state], the starting point of all clients.
         """
         done: dict[int, Trained] = {}
-        for first, end in stacks(num_steps, most_clients(start.device, self.layout.num_params)):
-            steps = num_steps[first]
-            if end - first > 1 and steps:
-                began = time.perf_counter()
-                states, losses = self._train_stack(members[first:end], steps, start, lr)
-                seconds = (time.perf_counter() - began) / (end - first)
-                for client, state, loss in zip(clients[first:end], states, losses, strict=True):
-                    done[client] = Trained(state, steps, loss, seconds)
+        width, count = most_clients(start.device, self.layout.num_params), sum(steps > 0 for steps in num_steps)
+        for first in range(0, count, width):
+            stack = slice(first, min(count, first + width))
+            began, steps = time.perf_counter(), num_steps[stack]
+            states, losses = self._train_stack(members[stack], steps, start, lr)
+            seconds = (time.perf_counter() - began) / sum(steps)
+            for client, state, loss, taken in zip(clients[stack], states, losses, steps, strict=True):
+                done[client] = Trained(state, taken, loss, seconds * taken)
         return done
 
     @torch.no_grad()
     def _train_stack(
-        self, members: Sequence[tuple[Examples, torch.Generator]], num_steps: int, start: Tensor, lr: float
+        self, members: Sequence[tuple[Examples, torch.Generator]], num_steps: Sequence[int], start: Tensor, lr: float
     ) -> tuple[Tensor, list[float]]:
         """Run `train_locally` for n clients at once; return ([n, num_state], mean loss of each client)."""
-        states = start.repeat(len(members), 1)
-        layers = [
+        states, total = start.repeat(len(members), 1), torch.zeros(len(members), device=start.device)
+        streams = [
+            training_batches(
+                examples, self.transform, self.settings, num_steps=steps, generator=each, skip_single=False
+            )
+            for (examples, each), steps in zip(members, num_steps, strict=True)
+        ]
+        done = 0
+        while streams:
+            layers = self._layers(states[: len(streams)])
+            until = num_steps[len(streams) - 1]
+            for _ in range(done, until):
+                total[: len(streams)] += descend(layers, *joined_batches([next(each) for each in streams]), lr)
+            done = until
+            streams = streams[: sum(steps > done for steps in num_steps)]
+        return states, [loss / steps for loss, steps in zip(total.tolist(), num_steps, strict=True)]
+
+    def _layers(self, states: Tensor) -> list[Layer]:
+        return [
             Layer(self._leaf(states, f"{name}.weight"), self._leaf(states, f"{name}.bias"), is_bent)
             for name, is_bent in dense_layers(self.module)
         ]
-        size = min(self.settings.batch_size, max(len(examples) for examples, _ in members))
-        total = torch.zeros(len(members), device=start.device)
-        batches_of = partial(training_batches, num_steps=num_steps, skip_single=False)
-        streams = [batches_of(examples, self.transform, self.settings, generator=each) for examples, each in members]
-        for batches in zip(*streams, strict=True):
-            total += descend(layers, *joined_batches(batches, size), lr)
-        return states, (total / num_steps).tolist()
 
     def _leaf(self, states: Tensor, name: str) -> Tensor:
         leaf = self.layout.by_name[name]
@@ -134,16 +145,9 @@ class Stacker:
 
 def most_clients(device: torch.device, num_params: int) -> int:
     """Return the most clients of a stack. Free memory has no effect, so that bits are reproducible."""
-    return MOST_CLIENTS if device.type == "cpu" else max(MOST_CLIENTS, MOST_ENTRIES // num_params)
-
-
-def stacks(num_steps: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of neighbouring clients with the same number of steps, at most `most` clients each."""
-    first = 0
-    for end in range(1, len(num_steps) + 1):
-        if end == len(num_steps) or num_steps[end] != num_steps[first] or end - first == most:
-            yield first, end
-            first = end
+    if device.type == "cpu":
+        return min(MOST_CLIENTS, max(1, MOST_ENTRIES_CPU // num_params))
+    return max(MOST_CLIENTS, MOST_ENTRIES // num_params)
 
 
 def dense_layers(module: nn.Module) -> list[tuple[str, bool]]:
@@ -164,12 +168,13 @@ def dense_layers(module: nn.Module) -> list[tuple[str, bool]]:
     return layers if layers and not layers[-1][1] else []
 
 
-def joined_batches(batches: Sequence[Batch], size: int) -> tuple[Tensor, Tensor, Tensor]:
+def joined_batches(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
     """Join a batch of each client; return (images [n, size, pixels], labels [n, size], shares [n, size]).
 
     The share is the weight of an example in the client's loss. Shorter batches are padded with zeros of share 0.
     """
     lengths = [len(batch.targets) for batch in batches]
+    size = max(lengths)
     if min(lengths) == size:
         labels = torch.stack([batch.targets for batch in batches])
         shares = torch.full(labels.shape, 1 / size, device=labels.device)

@@ -22,7 +22,7 @@ from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.local import LocalSettings, num_local_steps, train_locally
 from raysim.training.model import BoundModel, state_of
-from raysim.training.stacked import MOST_PARAMS, Stacker, dense_layers, most_clients, stacks
+from raysim.training.stacked import CALL_BOUND, LEAST_CLIENTS, Stacker, dense_layers, most_clients
 from raysim.training.tasks import CLASSES, TASKS, cross_entropy
 from tests.support.federations import plan_of, run, server_on
 
@@ -74,21 +74,33 @@ def test_each_client_of_a_stack_is_trained_as_if_alone(augment):
         assert not torch.allclose(model.state, start, atol=1e-2)
 
 
-def test_who_is_stacked_with_whom():
-    assert list(stacks([5, 5, 5, 4, 3, 3], 8)) == [(0, 3), (3, 4), (4, 6)]
-    assert list(stacks([5] * 10, 8)) == [(0, 8), (8, 10)]
-    one = stacker(module := dense())
-    members = [(examples(count), torch_generator(count)) for count in (10, 9, 5)]
-    work = [num_local_steps(len(rows), SETTINGS, skip_single=False) for rows, _ in members]
-    assert work == [3, 3, 2]
-    assert list(one.train([7, 3, 9], work, members, state_of(module, one.layout), lr=0.3)) == [7, 3]
-    assert one.train([7, 3], [0, 0], members[:2], state_of(module, one.layout), lr=0.3) == {}
+def test_a_client_with_fewer_steps_leaves_the_stack_and_is_trained_as_if_alone():
+    module = dense()
+    one = stacker(module)
+    start, sizes = state_of(module, one.layout), (33, 20, 19, 4, 1, 17, 3, 8, 9, 30, 5)  # more than a stack holds
+    work = {count: num_local_steps(count, SETTINGS, skip_single=False) for count in sizes}
+    sizes = sorted(sizes, key=lambda count: -work[count])
+    members = [(examples(count), torch_generator(count)) for count in sizes]
+    done = one.train(sizes, [work[count] for count in sizes], members, start, lr=0.3)
+    model = BoundModel(module, one.layout, head="layer6")
+    for count in sizes:
+        model.load(start)
+        order = torch_generator(count)
+        steps, loss = train_locally(
+            model, cross_entropy, None, examples(count), PLAIN, SETTINGS, lr=0.3, generator=order
+        )
+        assert done[count].num_steps == steps == work[count]
+        assert done[count].mean_loss == pytest.approx(loss, rel=1e-5)
+        assert torch.allclose(done[count].state, model.state, atol=1e-6), count
+    assert len(set(work.values())) > 4
+    assert one.train([7, 3], [3, 0], members[:2], start, lr=0.3).keys() == {7}  # without steps
+    assert one.train([7, 3], [0, 0], members[:2], start, lr=0.3) == {}
 
 
 def test_stacks_are_as_wide_as_a_cache_on_a_cpu_and_as_64_mib_of_parameters_elsewhere():
     cpu, card = torch.device("cpu"), torch.device("cuda")
-    assert [most_clients(cpu, size) for size in (100, MOST_PARAMS)] == [8, 8]
-    assert [most_clients(card, size) for size in (2**14, MOST_PARAMS)] == [1024, 64]
+    assert [most_clients(cpu, size) for size in (100, 2**18, 2**20, 2**24)] == [8, 8, 2, 1]
+    assert [most_clients(card, size) for size in (2**14, 2**18)] == [1024, 64]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +108,6 @@ def test_stacks_are_as_wide_as_a_cache_on_a_cpu_and_as_64_mib_of_parameters_else
     [
         {"stack": "off"},
         {"compile": True},
-        {"batch_size": 32},
         {"momentum": 0.5},
         {"weight_decay": 0.1},
         {"optimizer": "adamw"},
@@ -107,6 +118,12 @@ def test_stacks_are_as_wide_as_a_cache_on_a_cpu_and_as_64_mib_of_parameters_else
 def test_other_local_work_is_not_stacked(other):
     assert stacker(dense()).fits([])
     assert not stacker(dense(), replace(SETTINGS, **other)).fits([])
+
+
+def test_blocks_hold_several_clients_where_calls_take_the_time():
+    assert stacker(dense()).least_clients([]) == LEAST_CLIENTS
+    assert stacker(dense()).least_clients([METHODS["fedprox"]()]) == 1  # not stacked
+    assert stacker(nn.Sequential(nn.Flatten(), nn.Linear(CALL_BOUND, 1))).least_clients([]) == 1  # bound by arithmetic
 
 
 @pytest.mark.parametrize("further", [nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6, bias=False)])
@@ -125,7 +142,6 @@ def test_only_methods_without_a_say_in_the_steps_are_stacked():
     names = [name for name, _ in module.named_parameters()]
     assert not stacker(module, trained=names[2:]).fits([])  # frozen
     assert not stacker(module, shared=names[2:]).fits([])  # personal
-    assert not stacker(nn.Sequential(nn.Flatten(), nn.Linear(2**18, 1))).fits([])  # large
     assert not stacker(dense(), transform=InputTransform(function=lambda images, generator: images)).fits([])
 
 
