@@ -124,7 +124,7 @@ class Stacker:
         ]
         done = 0
         while streams:
-            layers = self._layers(states[: len(streams)])
+            layers = self.layers(states[: len(streams)])
             until = num_steps[len(streams) - 1]
             for _ in range(done, until):
                 total[: len(streams)] += descend(layers, *joined_batches([next(each) for each in streams]), lr)
@@ -132,7 +132,8 @@ class Stacker:
             streams = streams[: sum(steps > done for steps in num_steps)]
         return states, [loss / steps for loss, steps in zip(total.tolist(), num_steps, strict=True)]
 
-    def _layers(self, states: Tensor) -> list[Layer]:
+    def layers(self, states: Tensor) -> list[Layer]:
+        """Return the layers of n clients as views of their states [n, num_state]."""
         return [
             Layer(self._leaf(states, f"{name}.weight"), self._leaf(states, f"{name}.bias"), is_bent)
             for name, is_bent in dense_layers(self.module)

@@ -102,7 +102,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         (
             ("batch.inputs, batch.targets, 1 / length", "batch.inputs, batch.targets, 1 / size"),
             ("below.mul_(x > 0)", "below.mul_(x >= 0)"),
-            ("(time.perf_counter() - began) / (end - first)", "time.perf_counter() - began"),
+            ("(time.perf_counter() - began) / sum(steps)", "time.perf_counter() - began"),
+            ("sum(steps > done for steps", "sum(steps > done + 1 for steps"),
         ),
     ),
     "raysim/training/metrics.py": (
@@ -153,7 +154,8 @@ MUTANTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "raysim/engine/schedule.py": (
         "tests/engine/test_schedule.py tests/engine/test_participation.py tests/plan/test_resources.py",
         (
-            ("            groups.append([])\n            amount = 0\n", "            groups.append([])\n"),
+            ("before * count // total", "before * count // (2 * total)"),
+            ("len(members) // least_clients", "len(members)"),
             ("(-member[0], member[1])", "-member[0]"),
             ('"straggler", round_index, client', '"dropout-out", round_index, client'),
             ("int(there) * int(1 / each + 1e-9)", "int(there / each + 1e-9)"),
