@@ -8,8 +8,8 @@ export RAYSIM_HOME="${RAYSIM_HOME:-/mnt/raysim}"
 # Every request to Ray needs the token of ~/.ray/auth_token; `ray get-auth-token --generate` makes one.
 export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
 
-# `ray job stop` sends SIGTERM, and kills after this number of seconds (3 by default): the run finishes its round and writes a
-# checkpoint in between. The time should exceed a round; a killed run resumes from its last periodic checkpoint.
+# `ray job stop` sends SIGTERM, and kills after this number of seconds (3 by default). In between, the run ends a round that
+# takes at most 20 more seconds, and writes a checkpoint; otherwise it resumes from its last periodic checkpoint.
 export RAY_JOB_STOP_WAIT_TIME_S="${RAY_JOB_STOP_WAIT_TIME_S:-120}"
 
 export RAY_USAGE_STATS_ENABLED="${RAY_USAGE_STATS_ENABLED:-0}"

@@ -55,9 +55,10 @@ def ccvr(
         models, after the methods listed before have set the head. Features come from a mixture of the Gaussians of the
         clients with two examples of the class or more, with variances only, plus 1e-8. The loss is the cross-entropy of
         logits / (0.1 ||logits||). Every epoch draws num_samples * classes new features, divided among all classes at
-        random, and takes one step for each class on batches of num_samples. If a class has no Gaussian, the last
-        batches are short or empty; an empty batch is still a step of the momentum. The code takes statistics of pixels
-        that were not normalised, unlike the inputs of training; raysim takes the model's own inputs.
+        random, shuffles them, and takes as many steps as there are classes, each on num_samples features. If a
+        class has no Gaussian, the last batches are short or empty; an empty batch is still a step of the momentum. The
+        code takes statistics of pixels that were not normalised, unlike the inputs of training; raysim takes the
+        model's own inputs.
     Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. The
     statistics of clients without a step are included.
     Raises:

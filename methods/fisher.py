@@ -38,8 +38,8 @@ def fisher(
 
     Args:
       num_examples: largest number of local examples from which F_k is computed; the first examples are used.
-      as_in: "fed-mammoth", LIVAR's baseline: F_k is the sum over all examples (not the mean) of the squared gradients of
-        the true label, each times the label's probability. 1e-12 is added to F_k, F_k is not normalised, and a_k is
+      as_in: "fed-mammoth", LIVAR's baseline: F_k is the sum over all examples (not the mean) of the squared gradient of
+        log p(true label), times p(true label). 1e-12 is added to F_k, F_k is not normalised, and a_k is
         uniform. fed-mammoth takes the gradients at pixels that were not normalised, unlike the inputs of training;
         raysim takes the gradients at the inputs of training.
     Degenerate cases: clients of weight 0 have no effect; if all clients have weight 0, the model does not change.

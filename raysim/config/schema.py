@@ -181,7 +181,9 @@ class TuneGroup(Group):
     )
     settings: dict[str, dict[str, Settings]] = key({}, "settings that labels stand for: axis -> label -> settings")
     only: dict[str, dict[str, list[object]]] = key(
-        {}, "limited axes: axis -> second axis -> labels of the second axis with which the axis applies"
+        {},
+        "axes that apply in some trials only: axis -> second axis -> labels of the second axis; trials with other labels of "
+        "the second axis leave out the first axis",
     )
     fixed: Settings = key(
         {}, "settings of every trial, which override settings of labels; set by --scaled and by the command line"

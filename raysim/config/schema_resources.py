@@ -32,14 +32,15 @@ class ResourcesGroup(Group):
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto",
-        "device that trains; auto: the machine's accelerator, or the CPU; cuda: also AMD's GPUs; mps: Apple's GPUs, not "
-        "for methods that compute in float64",
+        "device that trains; auto: the machine's accelerator, or the CPU if there is none or only Apple's; "
+        "cuda: also AMD's GPUs; mps: Apple's GPUs, not for methods that compute in float64",
     )
     trainers: (
         AtLeastOne | Literal["auto"] | Annotated[dict[Literal["min", "max"], AtLeastOne], AfterValidator(_is_span)]
     ) = key(
         "auto",
-        "number of trainer processes; {min: 4, max: 40}: a run begins with 4 trainers and adds trainers when nodes join",
+        "number of trainer processes; {min: 4, max: 40}: a run begins with all trainers that fit, 4 to 40, and "
+        "adds trainers when nodes join",
     )
     cpus_per_trainer: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = key(
         "auto", "number of cores and threads of a trainer, also in a serial run; auto: 1"

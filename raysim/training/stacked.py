@@ -148,7 +148,7 @@ def most_clients(device: torch.device, num_params: int) -> int:
     """Return the most clients of a stack. Free memory has no effect, so that bits are reproducible."""
     if device.type == "cpu":
         return min(MOST_CLIENTS, max(1, MOST_ENTRIES_CPU // num_params))
-    return max(MOST_CLIENTS, MOST_ENTRIES // num_params)
+    return max(1, MOST_ENTRIES // num_params)
 
 
 def dense_layers(module: nn.Module) -> list[tuple[str, bool]]:
