@@ -22,7 +22,7 @@ def fednova(*, mu: Amount = 0.0) -> Method:
     decay.
 
     Args:
-      mu: mu of `fedprox`, if fedprox is listed too: every step then shrinks the earlier steps by 1 - lr mu, and the
+      mu: mu of `fedprox`, if fedprox is listed too: every step then multiplies the earlier steps by 1 - lr mu, and the
         factor of the sum becomes the weighted mean of K_k, as in the authors' code. With momentum, raysim computes
         tau_k step by step, with the pull and momentum in each step; the authors' code applies the rule for the pull
         and then the rule for momentum.
