@@ -63,8 +63,9 @@ def fedvg(
       leaves: parameters that get these weights and whose norms are used: all, the classifier ("head"), everything but
         the classifier ("body"), or the adapters of model.lora. All other parameters keep their weights, for example of
         a second method: `livar` with `components: head` beside `leaves: adapters`.
-      mix: "replace": these weights alone; "average": the mean of these weights and the weights of the methods listed
-        before, by default the clients' shares of the examples (the paper's FedAvg + FedVG).
+      mix: "replace": these weights alone; "average": the mean of these weights and the clients' shares of the examples
+        (the paper's FedAvg + FedVG), or equal weights if another method of the run asks for equal weights, such as
+        `scaffold`.
       val_mode: mode of the network while scoring, which changes the scores of networks with BatchNorm. The released
         code uses "train". With BatchNorm or dropout in train mode, scoring uses the clients' batch size, as the
         released code does; otherwise it uses larger batches, which are faster and change the sum of the gradients only
