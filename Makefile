@@ -27,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: setup
 	$(PYTEST) -m 'not cluster and not long'
 
-# Everything that `make test` leaves out.
+# Everything that `make test` leaves out, except the cluster tests.
 test-all: setup
 	$(PYTEST) -m 'long and not cluster'
 

@@ -233,7 +233,7 @@ class ReportGroup(Group):
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
-        "several metrics in one table: label -> value -> metric; each run has one cell for each value of the label",
+        "several metrics in one table, as values of a new label: label -> value -> metric; each run has one cell for each value",
         max_length=1,
     )
     mode: Direction | None = key(None, BETTER)
@@ -254,8 +254,8 @@ class ReportGroup(Group):
     )
     gain: str | None = key(
         None,
-        "X: average gain of the rows `Y + X` over the rows `Y`; label=value: average gain of the columns with any other "
-        "value of the label over the columns with this value",
+        "X: average gain of the rows `Y + X` over the rows `Y`; label=value: the columns with this value are the reference "
+        "of the average gain of the columns with any other value of the label",
     )
     time: str | None = key(None, "row; adds a table of the training times of all rows relative to this row")
     target: float | str | None = key(
