@@ -64,8 +64,8 @@ def fedvg(
         the classifier ("body"), or the adapters of model.lora. All other parameters keep their weights, for example of
         a second method: `livar` with `components: head` beside `leaves: adapters`.
       mix: "replace": these weights alone; "average": the mean of these weights and the clients' shares of the examples
-        (the paper's FedAvg + FedVG), or equal weights if another method of the run asks for equal weights, such as
-        `scaffold`.
+        (the paper's FedAvg + FedVG); if another method of the run, such as `scaffold`, asks for equal weights, equal
+        weights take the place of the shares.
       val_mode: mode of the network while scoring, which changes the scores of networks with BatchNorm. The released
         code uses "train". With BatchNorm or dropout in train mode, scoring uses the clients' batch size, as the
         released code does; otherwise it uses larger batches, which are faster and change the sum of the gradients only

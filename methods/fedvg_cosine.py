@@ -34,8 +34,9 @@ def fedvg_cosine(
         "auto" uses in every round the granularity whose aggregated model has the lowest loss on the validation set.
       leaves: parameters that get these weights and whose cosines are used: all, the classifier ("head"), everything but
         the classifier ("body"), or the adapters of model.lora.
-      mix: "replace": these weights alone; "average": the mean of these weights and the clients' shares of the examples,
-        or equal weights if another method of the run asks for equal weights, such as `scaffold`.
+      mix: "replace": these weights alone; "average": the mean of these weights and the clients' shares of the examples;
+        if another method of the run, such as `scaffold`, asks for equal weights, equal weights take the place of the
+        shares.
       val_mode: mode of the network while the gradient is taken, which changes the gradient of networks with BatchNorm.
     Degenerate cases: an update, or a gradient, of 0 has cosine 0; leaves in which no client's cosine is above 0 keep
     the given weights. The number of clients whose cosine over all leaves is above 0 is logged (`agreeing`).

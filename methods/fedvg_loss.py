@@ -30,8 +30,9 @@ def fedvg_loss(
     Args:
       leaves: parameters that get these weights: all, the classifier ("head"), everything but the classifier ("body"),
         or the adapters of model.lora.
-      mix: "replace": these weights alone; "average": the mean of these weights and the clients' shares of the examples,
-        or equal weights if another method of the run asks for equal weights, such as `scaffold`.
+      mix: "replace": these weights alone; "average": the mean of these weights and the clients' shares of the examples;
+        if another method of the run, such as `scaffold`, asks for equal weights, equal weights take the place of the
+        shares.
       val_mode: mode of the network while scoring, which changes the scores of networks with BatchNorm. The released
         code uses "train".
       every: n: clients are scored in every n-th round, from the first round on. In the other rounds, a client keeps its
