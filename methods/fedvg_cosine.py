@@ -25,9 +25,9 @@ def fedvg_cosine(
 
         s_k = max(0, c_k) / sum_j max(0, c_j)
     with c_k the cosine of client k's update and the descent direction -grad L_val at the broadcast point, over the model,
-    a layer or a layer block. The score is FLTrust's trust score (Cao et al., NDSS 2021, arXiv:2012.13995), without
-    FLTrust's rescaling of the updates. The method is ours, not FedVG's. It costs one gradient per round, not one per
-    client.
+    a layer or a layer block. The score is FLTrust's trust score (Cao et al., NDSS 2021, arXiv:2012.13995), with a
+    gradient in place of the server's local training, and without FLTrust's rescaling of the updates. The method is
+    ours, not FedVG's. It costs one gradient per round, not one per client.
 
     Args:
       granularity: number of weights of a client: one for the whole model, each tensor ("layer"), or each layer block.
