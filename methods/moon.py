@@ -27,7 +27,7 @@ def moon(*, mu: Amount = 1.0, temperature: Positive = 0.5, first: Literal["none"
       mu: strength of the contrastive loss, >= 0. The paper uses 5 on CIFAR-10 and 1 on CIFAR-100; UniVarFL 1, FLFA 0.1.
       temperature: T of the contrastive loss, > 0.
       first: previous model of a client that has never trained. "none": no contrastive term; "random" (the authors'
-        code): no term in the first round, later a randomly initialised network, drawn for the client.
+        code): no term in the first round of the run, in later rounds a randomly initialised network, drawn for the client.
     """
 
     def loss(inner: LossFn, client: ClientView) -> LossFn:
