@@ -72,8 +72,8 @@ def geometric_median(*, iterations: Iterations = 100, smoothing: Positive = 1e-6
     Args:
       iterations: number of Weiszfeld steps, >= 1. The paper needs a secure sum for each step, and stops after a few
         steps.
-      smoothing: nu > 0, the smallest distance in the weights: shorter distances count as nu; in units of the update; 1e-6
-        in the paper.
+      smoothing: nu > 0, the lower bound of the distance by which a client's weight is divided: shorter distances count as
+        nu; in units of the update; 1e-6 in the paper.
     """
 
     def decide(gram: Tensor, server: ServerView) -> Tensor:
