@@ -54,12 +54,11 @@ def ccvr(
       as_in: "fed-mammoth", LIVAR's baseline: runs in every round, with the statistics of the clients' own trained
         models, after the methods listed before have set the head. The features of a class come from a mixture of
         Gaussians, one for each client with two or more examples of the class; they have variances and no covariances,
-        and 1e-8 is added to every variance. The loss is the cross-entropy of logits / (0.1 ||logits||).
-        Every epoch draws num_samples * classes new features, divided among all classes at
-        random, shuffles them, and takes as many steps as there are classes, each on num_samples features. If a
-        class has no Gaussian, the last batches are short or empty; an empty batch is still a step of the momentum. The
-        code takes statistics of pixels that were not normalised, unlike the inputs of training; raysim takes the
-        model's own inputs.
+        and 1e-8 is added to every variance. The loss is the cross-entropy of logits / (0.1 ||logits||). Every epoch
+        draws num_samples * classes new features, divided among all classes at random, shuffles the features, and takes
+        as many steps as the data have classes, each on num_samples features. If a class has no Gaussian, the last
+        batches are short or empty; an empty batch is still a step of the momentum. The code takes statistics of pixels
+        that were not normalised, unlike the inputs of training; raysim takes the model's own inputs.
     Degenerate cases: a class with one example is drawn as that example; a class without any is not drawn. The
     statistics of clients without a step are included.
     Raises:

@@ -34,8 +34,8 @@ def elastic(
     batches with one example also without BatchNorm.
 
     Args:
-      tau: factor of the most sensitive element, >= 0; an element of sensitivity 0 has 1 + tau. The
-        paper and FedVG's tables use 0.5.
+      tau: factor of the most sensitive element, >= 0; an element of sensitivity 0 has 1 + tau. The paper and FedVG's
+        tables use 0.5.
       mu: decay of the running average over batches, in [0, 1); 0.95 in the paper and in FedVG's tables.
       sample_ratio: share of the local examples on which Omega is computed, in (0, 1], drawn again in every round.
         FedVG's tables use 0.3, which costs less than a third of a local epoch.

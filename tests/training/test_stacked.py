@@ -168,6 +168,7 @@ def test_a_run_with_stacks_is_the_run_without_but_for_rounding(methods, root):
     servers = [
         server_on(plan_of(root, methods, **MANY, local={**LOCAL, "stack": stack}), root) for stack in ("auto", "off")
     ]
+    assert [server.phases[0].least_clients for server in servers] == [LEAST_CLIENTS, 1]
     for index in range(2):
         stacked, alone = (server.run_round(index).clients for server in servers)
         assert len(set(alone["num_examples"].tolist())) > 5
