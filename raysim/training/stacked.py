@@ -28,9 +28,9 @@ from raysim.training.tasks import CLASSES, Task
 #: launches bound a step, a stack has up to MOST_ENTRIES parameters (64 MiB); the value was not tuned on a GPU.
 MOST_CLIENTS, MOST_ENTRIES_CPU, MOST_ENTRIES = 8, 2**21, 2**24
 
-#: In small networks calls take the time of a step, not arithmetic, and four stacked clients take little longer than two:
-#: with 9,610 parameters 0.54 and 0.44 ms, with 159,010 twice as long. A client block of networks of at most CALL_BOUND
-#: parameters, a value between these two, has LEAST_CLIENTS clients or more on average.
+#: In small networks, calls take more time than arithmetic: with 9,610 parameters, a step of four stacked clients takes
+#: little longer than a step of two (0.54 and 0.44 ms); with 159,010 parameters it takes twice as long. Up to CALL_BOUND
+#: parameters, a value between these two, client blocks have LEAST_CLIENTS clients or more on average.
 CALL_BOUND, LEAST_CLIENTS = 2**16, 4
 
 
