@@ -7,6 +7,7 @@ updates lie, so its memory does not grow with the cohort.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -171,16 +172,17 @@ class Server:
         """Return (message to the clients, broadcast point [num_params])."""
         # A copy, so that a hook that writes to its message does not change the global model.
         start, fields, num_bytes = self.phases[phase_index].stack.broadcast(self.params.clone(), self.method_state)
+        state = torch.cat([start, self.buffers])
         message = RoundMessage(
             round_index=round_index,
             phase_index=phase_index,
-            state=pack(torch.cat([start, self.buffers])),
+            state=pack(state),
             counters=dict(self.counters),
             fields=pack(fields),
             is_scored=self.federation.num_test > 0 and self._is_due(round_index),
             params_bytes=num_bytes,
         )
-        return message, start
+        return message, state[: self.layout.num_params]
 
     def _measured_bytes(self, phase: Phase, message: RoundMessage) -> int:
         """Return the bytes that a client sends in a phase, measured by training client 0, whose results are dropped."""
@@ -250,13 +252,17 @@ class Server:
     def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
         """Apply the aggregation weights: exact weighted sum, server updates of the methods, new global state."""
         cohort, size = views.cohort, self.layout.num_params
-        total = cohort.total("update", weights)  # sum_k weights[k] * update_k, by `training.aggregate.fold`
+        # sum_k weights[k] * update_k, by `training.aggregate.fold`. With a large model, each vector counts: the float64
+        # sum is freed at once, and `aminmax` needs no memory where `isfinite` needs two vectors.
+        total = cohort.total("update", weights).float()
         update, self.method_state = stack.server_update(
-            total[:size].float(), self.method_state, lambda method: views.of(method, weights)
+            total[:size], self.method_state, lambda method: views.of(method, weights)
         )
-        buffers = self.buffers + total[size:].float()
-        state = torch.cat([views.base + update, buffers + views.buffer_change])
-        if not bool(torch.isfinite(state).all()):
+        state = torch.cat([views.base, self.buffers])
+        state[:size] += update
+        state[size:] += total[size:]
+        state[size:] += views.buffer_change
+        if not all(math.isfinite(extreme) for extreme in state.aminmax()):
             names = [method.name for method in stack.methods if method.server_update or method.weigh]
             text = f"the new global model is not finite (server methods: {', '.join(names) or 'none'})"
             raise RaysimError(text, round_name(views.round_index), "lower the method's server_lr, or local.lr")

@@ -184,7 +184,7 @@ def trained_tensors(
       state: [num_state], state of the server.
       counters: name -> integer buffer, such as BatchNorm's num_batches_tracked.
     """
-    values = {name: value.contiguous().clone() for name, value in layout.views(state).items()}
+    values = {name: value.contiguous() for name, value in layout.views(state).items()}
     values |= {name: torch.tensor(count) for name, count in counters.items()}
     names = build_skeleton(spec).state_dict().keys()
     if not names <= values.keys():
