@@ -110,6 +110,7 @@ OTHER_SEEDS = {
         [f"studies/{name}" for name in ("leaderboard", "flfa_cifar10", "livar_cifar100", "fedvg_cifar10")], 1
     ),
     "studies/fedvg_claim": 4,
+    "studies/fedvg_claim_premise": 4,
     "livar/table_4": 5,
     "livar/table_4_test": 8,
 }
