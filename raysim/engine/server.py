@@ -252,8 +252,7 @@ class Server:
     def _apply_weights(self, stack: Stack, views: ServerViews, weights: Weights) -> None:
         """Apply the aggregation weights: exact weighted sum, server updates of the methods, new global state."""
         cohort, size = views.cohort, self.layout.num_params
-        # sum_k weights[k] * update_k, by `training.aggregate.fold`. With a large model, each vector counts: the float64
-        # sum is freed at once, and `aminmax` needs no memory where `isfinite` needs two vectors.
+        # sum_k weights[k] * update_k, by `training.aggregate.fold`; the sum in float64 is freed at once.
         total = cohort.total("update", weights).float()
         update, self.method_state = stack.server_update(
             total[:size], self.method_state, lambda method: views.of(method, weights)
@@ -262,10 +261,7 @@ class Server:
         state[:size] += update
         state[size:] += total[size:]
         state[size:] += views.buffer_change
-        if not all(math.isfinite(extreme) for extreme in state.aminmax()):
-            names = [method.name for method in stack.methods if method.server_update or method.weigh]
-            text = f"the new global model is not finite (server methods: {', '.join(names) or 'none'})"
-            raise RaysimError(text, round_name(views.round_index), "lower the method's server_lr, or local.lr")
+        _check_finite(state, stack, views.round_index)
         self.state = state
         self.counters = counters_of(cohort, self.layout, self.counters)
 
@@ -324,3 +320,12 @@ class Server:
             # Contiguous: the order of values in the vector (channels-last) may differ between machines.
             digest.update(value.contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _check_finite(state: Tensor, stack: Stack, round_index: int) -> None:
+    """Raise RaysimError if a global state [num_state] has an infinite entry or NaN."""
+    if all(math.isfinite(extreme) for extreme in state.aminmax()):  # `isfinite` would need the memory of two states
+        return
+    names = [method.name for method in stack.methods if method.server_update or method.weigh]
+    text = f"the new global model is not finite (server methods: {', '.join(names) or 'none'})"
+    raise RaysimError(text, round_name(round_index), "lower the method's server_lr, or local.lr")
