@@ -176,8 +176,9 @@ def trained_tensors(
 ) -> dict[str, Tensor]:
     """Return the complete state dict of the module at a state of the server: trained and frozen tensors, and counters.
 
-    Personal leaves have their initial values, since the trained values are at the clients. The module is built, and
-    pretrained weights are read, only if the module has frozen tensors, which the server does not keep.
+    Trained tensors may share memory with `state`. Personal leaves have their initial values, since the trained values
+    are at the clients. The module is built, and pretrained weights are read, only if the module has frozen tensors,
+    which the server does not keep.
 
     Args:
       seed: seed of the run, from which frozen tensors were initialised.
