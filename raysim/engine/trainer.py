@@ -355,7 +355,7 @@ def _take_steps(
     # Dropout draws from the global stream, which is seeded per client: draws must not depend on earlier clients.
     seed_global_stream(derive_seed(trainer.seed, "dropout", current.index, client), model.device)
     if done is not None:
-        model.state.copy_(done.state)
+        torch.cat(done.leaves, out=model.state)
         return done.num_steps, done.mean_loss
     with model.overridden(step.ops):
         return train_locally(

@@ -35,9 +35,14 @@ CALL_BOUND, LEAST_CLIENTS = 2**16, 4
 
 
 class Trained(NamedTuple):
-    """A client after local training. state: [num_state]; seconds: the client's share of the stack's time."""
+    """A client after local training.
 
-    state: Tensor
+    Attributes:
+      leaves: flat leaves in the order of the layout; joined, they are the state [num_state].
+      seconds: the client's share of the stack's time.
+    """
+
+    leaves: tuple[Tensor, ...]
     num_steps: int
     mean_loss: float
     seconds: float
@@ -105,25 +110,25 @@ class Stacker:
         for first in range(0, count, width):
             stack = slice(first, min(count, first + width))
             began, steps = time.perf_counter(), num_steps[stack]
-            states, losses = self._train_stack(members[stack], steps, start, lr)
+            leaves, losses = self._train_stack(members[stack], steps, start, lr)
             seconds = (time.perf_counter() - began) / sum(steps)
-            for client, state, loss, taken in zip(clients[stack], states, losses, steps, strict=True):
-                done[client] = Trained(state, taken, loss, seconds * taken)
+            for client, own, loss, taken in zip(clients[stack], zip(*leaves, strict=True), losses, steps, strict=True):
+                done[client] = Trained(own, taken, loss, seconds * taken)
         return done
 
     @torch.no_grad()
     def _train_stack(
         self, members: Sequence[tuple[Examples, torch.Generator]], num_steps: Sequence[int], start: Tensor, lr: float
-    ) -> tuple[Tensor, list[float]]:
-        """Run `train_locally` for n clients at once; return ([n, num_state], mean loss of each client)."""
-        states, total = start.repeat(len(members), 1), torch.zeros(len(members), device=start.device)
+    ) -> tuple[list[Tensor], list[float]]:
+        """Run `train_locally` for n clients at once; return ([n, size] for each leaf, mean loss of each client)."""
+        leaves, total = self.copies(start, len(members)), torch.zeros(len(members), device=start.device)
         streams = [
             training_batches(
                 examples, self.transform, self.settings, num_steps=steps, generator=each, skip_single=False
             )
             for (examples, each), steps in zip(members, num_steps, strict=True)
         ]
-        layers, done = self.layers(states), 0
+        layers, done = self.layers(leaves), 0
         while streams:
             until, count = num_steps[len(streams) - 1], len(streams)
             layers = [Layer(layer.weight[:count], layer.bias[:count], layer.is_bent) for layer in layers]
@@ -131,18 +136,26 @@ class Stacker:
                 total[:count] += descend(layers, *joined_batches([next(each) for each in streams]), lr)
             done = until
             streams = streams[: sum(steps > done for steps in num_steps)]
-        return states, [loss / steps for loss, steps in zip(total.tolist(), num_steps, strict=True)]
+        return leaves, [loss / steps for loss, steps in zip(total.tolist(), num_steps, strict=True)]
 
-    def layers(self, states: Tensor) -> list[Layer]:
-        """Return the layers of n clients as views of their states [n, num_state]."""
+    def copies(self, start: Tensor, count: int) -> list[Tensor]:
+        """Return each leaf of `start` [num_state] for n clients, [n, size].
+
+        With a tensor for each leaf, a step of a stack of 3072-64-10 takes some 15 % less time than with slices of one
+        tensor [n, num_state].
+        """
+        return [start[leaf.offset : leaf.end].repeat(count, 1) for leaf in self.layout.params]
+
+    def layers(self, leaves: Sequence[Tensor]) -> list[Layer]:
+        """Return the layers of n clients as views of their leaves, [n, size] each."""
+        values = {
+            leaf.name: value.view(len(value), *leaf.shape)
+            for leaf, value in zip(self.layout.params, leaves, strict=True)
+        }
         return [
-            Layer(self._leaf(states, f"{name}.weight"), self._leaf(states, f"{name}.bias"), is_bent)
+            Layer(values[f"{name}.weight"], values[f"{name}.bias"], is_bent)
             for name, is_bent in dense_layers(self.module)
         ]
-
-    def _leaf(self, states: Tensor, name: str) -> Tensor:
-        leaf = self.layout.by_name[name]
-        return states[:, leaf.offset : leaf.end].view(len(states), *leaf.shape)
 
 
 def most_clients(device: torch.device, num_params: int) -> int:

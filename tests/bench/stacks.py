@@ -66,7 +66,7 @@ def step_us(sizes: Sequence[int], batch: int, width: int, steps: int = 30, repea
     lr = 1e-7  # so that gradients do not vanish, which would make arithmetic slow
     if width:
         stacker = Stacker(module, layout, InputTransform(), LocalSettings(lr=lr), CLASSES)
-        layers = stacker.layers(state_of(module, layout).repeat(width, 1))
+        layers = stacker.layers(stacker.copies(state_of(module, layout), width))
         step = torch.no_grad()(partial(descend, layers, images, labels, torch.full(labels.shape, 1 / batch), lr))
     else:
         model = BoundModel(module, layout, head=str(len(parts) - 1))
