@@ -217,8 +217,9 @@ class Loop:
             pipe.send(call)
         return [pipe.recv() for pipe in self.pipes]
 
-    def round(self, round_index: int) -> tuple[float, float]:
-        """Train a cohort, average, evaluate: (accuracy, loss) of the test set."""
+    def round(self, round_index: int) -> tuple[float, float, list[float]]:
+        """Train a cohort, average, evaluate: (accuracy, loss) of the test set, and the seconds of these three parts."""
+        times = [time.perf_counter()]
         shares: list[list[int]] = [[] for _ in self.pipes]
         loads = [0] * len(self.pipes)
         for client in sorted(self.job.cohorts[round_index].tolist(), key=lambda c: -self.job.size(c)):
@@ -226,12 +227,16 @@ class Loop:
             shares[index].append(client)
             loads[index] += self.job.size(client)
         self.everywhere([("train", round_index, share) for share in shares])
+        times.append(time.perf_counter())
         average(self.start, self.outs, self.totals)
+        times.append(time.perf_counter())
         count = len(self.job.test[1])
         bounds = [count * index // len(self.pipes) for index in range(len(self.pipes) + 1)]
         slices = [slice(a, b) for a, b in pairwise(bounds)]
         answers = self.everywhere([("evaluate", rows) for rows in slices])
-        return sum(hits for hits, _ in answers) / count, sum(loss for _, loss in answers) / count
+        times.append(time.perf_counter())
+        parts = [end - start for start, end in pairwise(times)]
+        return sum(hits for hits, _ in answers) / count, sum(loss for _, loss in answers) / count, parts
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
@@ -253,10 +258,9 @@ def main() -> None:
     rounds = job.facts["rounds"]
     print(f"running {rounds} rounds", flush=True)
     for index in range(rounds):
-        began = time.perf_counter()
-        accuracy, loss = loop.round(index)
-        spent = time.perf_counter() - began
-        print(f"round {index + 1}/{rounds}  accuracy {accuracy:.4f}  loss {loss:.6f}  {spent:.4f} s", flush=True)
+        accuracy, loss, parts = loop.round(index)
+        seconds = " ".join(f"{part:.6f}" for part in parts)
+        print(f"round {index + 1}/{rounds}  accuracy {accuracy:.4f}  loss {loss:.6f}  seconds {seconds}", flush=True)
     loop.close()
 
 

@@ -59,17 +59,18 @@ def test_ratios_are_taken_to_the_bare_loops_on_both_sides():
     class ready:
         load = WORKLOADS["tiny"]
 
+    loop = {"train": 0.2, "aggregate": 0.1, "evaluate": 0.0}
     made = whole.Comparison(
         ready,
         whole.SYSTEMS["ray"],
         cold=sample(1),
         cold_bare=sample(1),
-        bare=[sample(2.0, 2.0), sample(3.0, 3.0), sample(1.0, 1.0)],
+        bare=[sample(2.0, 2.0, **loop), sample(3.0, 3.0, **loop), sample(1.0, 1.0, **loop)],
         runs=[
             sample(5.0, 5.0, train=4.0, aggregate=2.0, evaluate=1.0),
             sample(2.0, 4.0, train=4.0, aggregate=2.0, evaluate=0.2),
         ],
-        tuned=[sample(0.5, 0.5), sample(0.25, 0.25)],
+        tuned=[sample(0.5, 0.5, **loop), sample(0.25, 0.25, **loop)],
     )
     assert made.ratios("rounds_s") == [10 / 5, 6 / 4]
     assert made.ratio == 16 / 9
@@ -82,6 +83,7 @@ def test_ratios_are_taken_to_the_bare_loops_on_both_sides():
         "|tiny, ray|1.78 (1.50 to 2.00)|0.16|11.00 (10.00 to 12.00)|0.33 to 1.50|1.00, tuned 1.00|4500, 2000 ms|50, 25, 8, 18 %|"
         in text
     )
+    assert "tuned train 100.0, aggregate 50.0, evaluate 0.0, rest 225.0; bare" in text
     assert "train 50.0%, aggregate 25.0%, evaluate 7.5%, record and rest 17.5%" in text
 
 

@@ -91,7 +91,10 @@ def bare_sample(ready: Prepared, processes: int, threads: int = 1, *flags: str, 
         threads,
         *flags,
     ]
-    return Sample(watch(command, samples_memory=samples_memory), {}, threads)
+    run = watch(command, samples_memory=samples_memory)
+    rows = [line.split()[-len(PARTS) :] for line in run.output.splitlines() if line.startswith("round ")][1:]
+    parts = {part: sum(map(float, column)) for part, column in zip(PARTS, zip(*rows, strict=True), strict=True)}
+    return Sample(run, parts, threads)
 
 
 @dataclass
@@ -173,6 +176,13 @@ def compare(ready: Prepared, system: System, repeats: int = 3, until: float = ma
         return None
 
 
+def part_ms(samples: Sequence[Sample]) -> dict[str, float]:
+    """Mean milliseconds of the parts of a round after the first; `rest` is records, checkpoints and the driver."""
+    count = sum(len(sample.run.round_s) - 1 for sample in samples)
+    parts = {part: 1e3 * sum(sample.parts[part] for sample in samples) / count for part in PARTS}
+    return parts | {"rest": 1e3 * sum(sample.rounds_s for sample in samples) / count - sum(parts.values())}
+
+
 def shares(made: Comparison) -> dict[str, float]:
     """Shares of raysim's rounds after the first; what none of the three names is records, checkpoints and the driver."""
     total = sum(sample.rounds_s for sample in made.runs)
@@ -224,6 +234,11 @@ def describe(made: Comparison) -> list[str]:
         f"({span(made.ratios('cpu_s'))}): {mean(runs, 'cpu_s'):.1f} s, bare {mean(bare, 'cpu_s'):.1f} s",
         f"    median round                {medians[0]:.0f} ms, bare {medians[1]:.0f} ms: {medians[0] / medians[1]:.3f}",
         "    where a round goes          " + ", ".join(f"{part} {share:.1%}" for part, share in shares(made).items()),
+        "    ms of a round               "
+        + "; ".join(
+            f"{name} " + ", ".join(f"{part} {ms:.1f}" for part, ms in part_ms(samples).items())
+            for name, samples in (("raysim", runs), ("tuned", made.tuned), ("bare", bare))
+        ),
         f"    command to first round      {mean(runs, 'start_s'):.1f} s, bare {mean(bare, 'start_s'):.1f} s; first round "
         f"{np.mean([s.run.round_s[0] for s in runs]):.2f} s; last round to the end {mean(runs, 'end_s'):.1f} s",
         f"    whole command, warm         {mean(runs, 'total_s'):.1f} s, bare {mean(bare, 'total_s'):.1f} s: "
