@@ -112,8 +112,10 @@ class Stacker:
             began, steps = time.perf_counter(), num_steps[stack]
             leaves, losses = self._train_stack(members[stack], steps, start, lr)
             seconds = (time.perf_counter() - began) / sum(steps)
-            for client, own, loss, taken in zip(clients[stack], zip(*leaves, strict=True), losses, steps, strict=True):
-                done[client] = Trained(own, taken, loss, seconds * taken)
+            for client, parts, loss, taken in zip(
+                clients[stack], zip(*leaves, strict=True), losses, steps, strict=True
+            ):
+                done[client] = Trained(parts, taken, loss, seconds * taken)
         return done
 
     @torch.no_grad()
