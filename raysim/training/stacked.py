@@ -3,7 +3,7 @@
 Each client has its own parameters, batch order and loss, so results differ from training one by one only by rounding.
 Rounding may depend on which clients are stacked together; this depends only on the configuration and data sizes.
 
-Backpropagation is written out, which takes 18 to 45 % less time than autograd for a single client.
+Backpropagation is written out, which takes 12 to 45 % less time than autograd for a single client.
 `torch.func.vmap` costs more calls than a stack of four clients saves. vmap traced by `make_fx` saved half as much as
 this code, and took 1.4 s and 85 MB at the first trace of every process.
 """
@@ -29,7 +29,7 @@ from raysim.training.tasks import CLASSES, Task
 MOST_CLIENTS, MOST_ENTRIES_CPU, MOST_ENTRIES = 8, 2**21, 2**24
 
 #: In small networks, calls take more time than arithmetic: with 9,610 parameters, a step of four stacked clients takes
-#: little longer than a step of two (0.54 and 0.44 ms); with 159,010 parameters it takes twice as long. Up to CALL_BOUND
+#: little longer than a step of two (0.23 and 0.19 ms); with 159,010 parameters it takes 1.6 times as long. Up to CALL_BOUND
 #: parameters, a value between these two, client blocks have LEAST_CLIENTS clients or more on average.
 CALL_BOUND, LEAST_CLIENTS = 2**16, 4
 
