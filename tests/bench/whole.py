@@ -185,9 +185,9 @@ def part_ms(samples: Sequence[Sample]) -> dict[str, float]:
 
 def shares(made: Comparison) -> dict[str, float]:
     """Shares of raysim's rounds after the first; what none of the three names is records, checkpoints and the driver."""
-    total = sum(sample.rounds_s for sample in made.runs)
-    parts = {part: sum(sample.parts[part] for sample in made.runs) / total for part in PARTS}
-    return parts | {"record and rest": 1 - sum(parts.values())}
+    ms = part_ms(made.runs)
+    total = sum(ms.values())
+    return {part: ms[part] / total for part in PARTS} | {"record and rest": ms["rest"] / total}
 
 
 def table(all_made: Sequence[Comparison]) -> list[str]:
