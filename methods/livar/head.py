@@ -13,11 +13,16 @@ from methods.moments import Features, class_covariances, linear_head, local_feat
 from raysim.core.method import ClientView, ServerView
 from raysim.core.weights import Weights, normalised
 
-Variance = Literal["correct", "released"]
+Variance = Literal["correct", "released", "counts"]
+
+#: Option -> reported variances from which the rows are weighted, in order of preference.
+REPORTED = {"correct": ("variance", "variance_all"), "released": ("variance_all",), "counts": ()}
 
 
 def reported_variances(client: ClientView, variance: Variance) -> dict[str, Tensor]:
     """(classes,) float64 each: the variances over all local examples and, if asked for, over the correctly classified ones."""
+    if variance == "counts":
+        return {}
     features = backbone_features(client) if variance == "released" else local_features(client)
     classes, usable = len(client.class_counts), features.is_correct
     values = {"variance_all": class_variances(features.values, features.labels, classes)}
@@ -28,9 +33,8 @@ def reported_variances(client: ClientView, variance: Variance) -> dict[str, Tens
 
 def head_weights(server: ServerView, variance: Variance) -> Weights:
     """Leaf of the head -> (K, classes), from the reported variances, then from class counts; logged."""
-    first = [server.report["variance"]] if variance == "correct" else []
     last = [] if variance == "released" else [server.class_counts.double()]
-    rows = row_weights([*first, server.report["variance_all"], *last], server.is_active)
+    rows = row_weights([*(server.report[name] for name in REPORTED[variance]), *last], server.is_active)
     server.log("head_weights", rows, [f"class {label}" for label in range(rows.shape[1])])
     return {leaf.name: rows for leaf in linear_head(server.layout, "livar")}
 

@@ -61,7 +61,8 @@ def livar(
       variance: examples and features from which the variances are computed. "correct": the correctly classified local
         examples (the paper). "released": all local examples, with features of the model without adapters, from
         pixels that were not normalised; the head's weights are therefore the same in every round, and the row of a
-        class without two examples at any client does not change.
+        class without two examples at any client does not change. "counts" (ours, an ablation): no variances; the weight
+        of a client is proportional to its number of local examples of the class, and no pass over the examples is needed.
       evaluate: adapters of the scored model: the products of eq. 3 ("merged"), products weighted by n_i / sum n
         ("code"), or the broadcast factors ("factors"). "code" is the form of the released code, which scores sum (n_i /
         n) B_i A_i whether layer importance is on or off, so that lambda has an effect only from the next round on.
@@ -105,7 +106,8 @@ def livar(
     # What is scored is made from the clients' factors: a server optimizer would go unseen.
     claims |= {"merge", "server-optimizer"} if is_override else set()
     needs = {"lora", "lora-factors"} if has_lora or variance == "released" else set()
-    needs |= {"classes", "features", "linear-head"} if has_head else set()
+    needs |= {"classes", "linear-head"} if has_head else set()
+    needs |= {"features"} if has_head and variance != "counts" else set()
     return Method(
         "livar",
         init=init,

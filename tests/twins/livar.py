@@ -156,7 +156,7 @@ class NaiveLivar(Naive):
         weights = []
         for label in range(10):
             found = [v[label] for v in own], [v[label] for v in every], [int(n[label]) for n in counts]
-            for scores in found[:2] if self.options["variance"] == "released" else found:
+            for scores in {"released": found[:2], "counts": found[2:]}.get(self.options["variance"], found):
                 total = sum(s or 0.0 for s in scores)
                 if total > 0:
                     weights.append([(s or 0.0) / total for s in scores])
