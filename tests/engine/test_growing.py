@@ -66,4 +66,4 @@ def test_node_with_notice_gets_nothing_new_and_costs_no_round(root, tmp_path, is
     assert digest == expected_digest(root, ["scaffold"], rounds=4)
     assert [row["system/trainers"] for row in rows] == [2, 2, 1, 2]
     assert [row["system/redone_blocks"] > 0 for row in rows] == [False, not is_enough, False, False]
-    assert ("is going" in said) == is_enough
+    assert ("is draining" in said) == is_enough

@@ -52,20 +52,20 @@ def two_workers(tmp_path_factory):
 
 
 @pytest.mark.cluster
-def test_trainers_on_every_cpu_and_a_few_that_are_spread_give_the_serial_bits(two_workers, root, tmp_path):
+def test_trainers_on_every_cpu_and_a_few_on_one_node_give_the_serial_bits(two_workers, root, tmp_path):
     cluster, hidden = two_workers
     resources = {"backend": "ray", "gpus_per_trainer": 0}
     config = write_config(tmp_path / "run.yaml", hidden, rounds=2, resources=resources)
     cluster.run(config, "name=all").finish()
     cluster.run(config, "name=few", "resources.trainers=2", "cohort.size=20").finish()
 
-    for name, trainers, size in (("all", 4, 40), ("few", 2, 20)):
+    for name, trainers, nodes, size in (("all", 4, 2, 40), ("few", 2, 1, 20)):
         plan = plan_of(root, rounds=2, **{**FEDERATION, "cohort": {"size": size}})
         digest, rows = outcome(config, name)
         assert digest == run(plan, root).params_sha256(), name
         for row in rows:
-            assert (row["system/trainers"], row["system/nodes"], row["system/redone_blocks"]) == (trainers, 2, 0)
-            assert row["system/sum_mb"] * 1e6 == pytest.approx(2 * 8 * plan.layout.num_state), name
+            assert (row["system/trainers"], row["system/nodes"], row["system/redone_blocks"]) == (trainers, nodes, 0)
+            assert row["system/sum_mb"] * 1e6 == pytest.approx(nodes * 8 * plan.layout.num_state), name
 
 
 @pytest.mark.cluster
