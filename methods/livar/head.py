@@ -15,12 +15,10 @@ from raysim.core.weights import Weights, normalised
 
 Variance = Literal["correct", "released", "counts"]
 
-#: Option -> reported variances from which the rows are weighted, in order of preference.
-REPORTED = {"correct": ("variance", "variance_all"), "released": ("variance_all",), "counts": ()}
-
 
 def reported_variances(client: ClientView, variance: Variance) -> dict[str, Tensor]:
-    """(classes,) float64 each: the variances over all local examples and, if asked for, over the correctly classified ones."""
+    """Return (classes,) float64 each: variances over all local examples and, with "correct", over the correctly classified
+    examples; empty with "counts"."""
     if variance == "counts":
         return {}
     features = backbone_features(client) if variance == "released" else local_features(client)
@@ -33,8 +31,9 @@ def reported_variances(client: ClientView, variance: Variance) -> dict[str, Tens
 
 def head_weights(server: ServerView, variance: Variance) -> Weights:
     """Leaf of the head -> (K, classes), from the reported variances, then from class counts; logged."""
+    reported = [server.report[name] for name in ("variance", "variance_all") if name in server.report]
     last = [] if variance == "released" else [server.class_counts.double()]
-    rows = row_weights([*(server.report[name] for name in REPORTED[variance]), *last], server.is_active)
+    rows = row_weights([*reported, *last], server.is_active)
     server.log("head_weights", rows, [f"class {label}" for label in range(rows.shape[1])])
     return {leaf.name: rows for leaf in linear_head(server.layout, "livar")}
 

@@ -21,7 +21,7 @@ VARIANTS = {
     "code": {"evaluate": "code"},
     "lora": {"components": "lora"},
     "head": {"components": "head"},
-    "counts": {"variance": "counts"},
+    "counts": {"layers": "examples", "variance": "counts"},
     "examples": {"layers": "examples"},
     "released": {"variance": "released", "evaluate": "code"},
     "released-off": {"variance": "released", "evaluate": "code", "layers": "examples"},
