@@ -120,10 +120,13 @@ def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -
 def _overridden(values: Raw, result: Raw, layers: Sequence[tuple[str, Raw]]) -> Iterator[Fault]:
     """Yield a fault for each value of an axis that another layer overrides in the trial."""
     for axis, value in values.items():
-        settings = next(settings for name, settings in reversed(layers) if name == f"{axis}={value}")
-        if list(settings) == [axis] and not isinstance(value, list | dict) and value_at(result, axis) != value:
+        own = f"{axis}={value}"
+        settings = next(settings for name, settings in reversed(layers) if name == own)
+        if list(settings) == [axis] and value_at(result, axis) != value:
             winner = next(name for name, each in layers if any(f"{axis}.".startswith(f"{key}.") for key in each))
-            yield Fault(axis, f"{value} is overridden by {winner}; choose other labels, or tie the axis with tune.only")
+            if winner != own:  # else a layer changes an entry of the value, such as an option of a method
+                mend = "choose other labels, or tie the axis with tune.only"
+                yield Fault(axis, f"{value} is overridden by {winner}; {mend}")
 
 
 def may_need_labels(raw: Raw, key: str) -> bool:

@@ -105,6 +105,11 @@ def test_a_value_of_an_axis_that_another_layer_overrides_is_refused(root):
     whole = layered({**raw, **a_sweep(**{"partition.alpha": [0.1, 1]})}, {"partition": {"scheme": "iid"}}, "a test")
     with pytest.raises(ConfigError, match=r"partition.alpha: 0.1 is overridden by partition="):
         plan_sweep(whole, "a test")
+    schemes = a_sweep(**{"partition.scheme": [{"mine:draw": {"seed": 0}}, {"mine:draw": {"seed": 1}}]})
+    with pytest.raises(ConfigError, match=r"partition.scheme: \{'mine:draw': \{'seed': 0\}\} is overridden by partition="):
+        grid(layered({**raw, **schemes}, {"partition": {"scheme": "iid"}}, "a test"), "a test")  # `raysim partition`
+    options = layered({**raw, **a_sweep(methods=[["moon"], ["fedprox"]])}, {"methods.moon.mu": 2}, "a test")
+    assert [trial.raw["methods"] for trial in grid(options, "a test")] == [[{"moon": {"mu": 2}}], ["fedprox"]]
 
 
 def test_a_setting_of_the_command_line_without_effect_in_every_trial_is_refused(root):
