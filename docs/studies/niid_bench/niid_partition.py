@@ -1,8 +1,9 @@
-"""NIID-Bench's own draw of its Dirichlet partition: the clients that its published runs had.
+"""The Dirichlet partition of NIID-Bench's published table: the authors' own draw.
 
-Li et al. 2022 (arXiv:2102.02079); repository Xtra-Computing/NIID-Bench, utils.py, `noniid-labeldir`, after
-`np.random.seed(init_seed)`. Rows of a class are numbered in the order of the prepared set, theirs in the order of the
-CIFAR-10 archive: each client has as many rows of each class as theirs, and other rows.
+Li et al. 2022 (arXiv:2102.02079); repository Xtra-Computing/NIID-Bench, utils.py, `noniid-labeldir`. When the table was
+published (January 2021), this code called `np.random.seed(2020)` before the draw, so that all runs had one partition. The
+call was removed in October 2021; later partitions follow the seed of the run. Each client has as many examples of each
+class as in the authors' partition, but other images, since the prepared set and the CIFAR-10 archive order them differently.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 
-def dirichlet(labels: np.ndarray, num_clients: int, *, init_seed: int = 0, beta: float = 0.5) -> list[np.ndarray]:
+def dirichlet(labels: np.ndarray, num_clients: int, *, init_seed: int = 2020, beta: float = 0.5) -> list[np.ndarray]:
     """Return the positions of each client's examples.
 
     Args:
       labels: [num_examples], classes from 0.
       num_clients: number of parties; the repository calls it n_parties.
-      init_seed: the seed of the repository's run; its published table has 0, 1 and 2.
+      init_seed: seed of the draw: 2020 in the published table, the seed of the run in later code.
       beta: concentration.
     """
     rng = np.random.RandomState(init_seed)
