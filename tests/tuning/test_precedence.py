@@ -106,7 +106,9 @@ def test_a_value_of_an_axis_that_another_layer_overrides_is_refused(root):
     with pytest.raises(ConfigError, match=r"partition.alpha: 0.1 is overridden by partition="):
         plan_sweep(whole, "a test")
     schemes = a_sweep(**{"partition.scheme": [{"mine:draw": {"seed": 0}}, {"mine:draw": {"seed": 1}}]})
-    with pytest.raises(ConfigError, match=r"partition.scheme: \{'mine:draw': \{'seed': 0\}\} is overridden by partition="):
+    with pytest.raises(
+        ConfigError, match=r"partition.scheme: \{'mine:draw': \{'seed': 0\}\} is overridden by partition="
+    ):
         grid(layered({**raw, **schemes}, {"partition": {"scheme": "iid"}}, "a test"), "a test")  # `raysim partition`
     options = layered({**raw, **a_sweep(methods=[["moon"], ["fedprox"]])}, {"methods.moon.mu": 2}, "a test")
     assert [trial.raw["methods"] for trial in grid(options, "a test")] == [[{"moon": {"mu": 2}}], ["fedprox"]]
