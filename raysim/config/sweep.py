@@ -120,8 +120,7 @@ def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -
 def _overridden(values: Raw, result: Raw, layers: Sequence[tuple[str, Raw]]) -> Iterator[Fault]:
     """Yield a fault for each value of an axis that another layer overrides in the trial."""
     for axis, value in values.items():
-        own = f"{axis}={value}"
-        settings = next(settings for name, settings in reversed(layers) if name == own)
+        own, settings = next(layer for layer in reversed(layers) if layer[0] == f"{axis}={value}")
         if list(settings) == [axis] and value_at(result, axis) != value:
             winner = next(name for name, each in layers if any(f"{axis}.".startswith(f"{key}.") for key in each))
             if winner != own:  # else a layer changes an entry of the value, such as an option of a method

@@ -12,10 +12,10 @@ import numpy as np
 
 
 def dirichlet(labels: np.ndarray, num_clients: int, *, init_seed: int = 2020, beta: float = 0.5) -> list[np.ndarray]:
-    """Return the positions of each client's examples.
+    """Return the positions of each client's examples, (n_k,) int64 each.
 
     Args:
-      labels: [num_examples], classes from 0.
+      labels: (n,) int, classes from 0.
       num_clients: number of parties; the repository calls it n_parties.
       init_seed: seed of the draw: 2020 in the published table, the seed of the run in later code.
       beta: concentration.
