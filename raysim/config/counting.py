@@ -58,10 +58,10 @@ def has_effect(key: str, settings: Raw, model: BaseModel) -> bool:
     """
     group, _, name = key.rpartition(".")
     owner = value_of(model, group) if group else model
-    metadata = type(owner).model_fields[name].metadata if isinstance(owner, BaseModel) else []
+    field = type(owner).model_fields.get(name) if isinstance(owner, BaseModel) else None
     return all(
         any(each.key not in settings or each.is_met(settings[each.key], settings[key]) for each in (part, *part.others))
-        for part in metadata
+        for part in (field.metadata if field else ())
         if isinstance(part, Counts)
     )
 

@@ -17,6 +17,7 @@ from raysim.base.settings import Raw as Settings
 from raysim.base.settings import differing, flatten
 from raysim.base.texts import all_visible, number
 from raysim.config import Config, read_config
+from raysim.config.counting import has_effect, value_at
 from raysim.config.sweep import grid
 from raysim.folders.run_folder import FREE_KEYS, RunFolder, written_yaml
 from raysim.reporting.published import FOLDER, Label, Published, canonical, is_network, is_set, match, published
@@ -60,10 +61,7 @@ class ReportedRun:
     @cached_property
     def settings(self) -> Settings:
         """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
-        flat = flatten(self.config)
-        # A default such as `data.shift: none` is dropped if the run has `data.shift.noise.std`.
-        above = {key[:end] for key in flat for end, letter in enumerate(key) if letter == "."}
-        return {key: value for key, value in default_settings().items() if key not in above} | flat
+        return by_key(self.config)
 
     def labels_by(self, keys: Iterable[str]) -> dict[str, Label]:
         """Return the configuration's values at dotted keys, without nulls."""
@@ -280,6 +278,20 @@ def default_settings() -> Settings:
     return flatten(Config().model_dump(mode="json"))
 
 
+def by_key(config: Settings) -> Settings:
+    """Return a configuration by dotted keys, completed by today's defaults.
+
+    A name with options gives the name too: `data.shift: noise` beside `data.shift.noise.std: 0.1`.
+    """
+    flat = flatten(config)
+    above = {key[:end] for key in flat for end, letter in enumerate(key) if letter == "."}
+    whole = {
+        key: default for key, default in default_settings().items() if key not in above or isinstance(default, str)
+    }
+    named = {key: next(iter(value)) for key in whole if isinstance(value := value_at(config, key), dict) and value}
+    return whole | named | flat
+
+
 #: Groups and keys that do not change results, or change only the last bits.
 ASIDE = ABOUT | {"data.root", "data.test_sets", "evaluation.batch_size", "evaluation.metrics"}
 
@@ -308,8 +320,9 @@ def changed_settings(runs: Sequence[ReportedRun], theirs: Sequence[Published], t
 
 
 def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
-    ours = compared(run.settings)
+    ours, today = compared(run.settings), Config()
     keys = [key for key in {**recipe, **ours} if ours.get(key) != recipe.get(key)]
+    keys = [key for key in keys if key not in run.settings or has_effect(key, run.settings, today)]
     keys = [key for key in keys if not (key in HELD_OUT and recipe.get(key) == UNDECIDED)]
     return [f"{key} = {ours.get(key)} (recipe: {recipe.get(key)})" for key in keys]
 
@@ -370,4 +383,4 @@ def _trial(cells: Sequence[Published], raw: Settings) -> tuple[Key, Published | 
     if "validation" not in checked.data.model_fields_set:
         config["data"]["validation"] = UNDECIDED
     labels = run_labels(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
-    return _key(labels), match(cells, labels), compared(flatten(config))
+    return _key(labels), match(cells, labels), compared(by_key(config))

@@ -172,6 +172,15 @@ def test_what_a_recipe_leaves_to_the_set_is_no_change():
         assert deviations(path, [ReportedRun(run.folder, "finished", config, {}, {}, run.labels, 0)]) == told
 
 
+def test_an_own_partition_with_options_is_named_and_keys_without_effect_are_not():
+    path = FOLDER.parent / "niid_bench" / "dirichlet.yaml"
+    scheme = {"mine:split": {"beta": 0.5}}
+    run, *_ = runs_of(path, partition={"scheme": scheme, "num_clients": 10, "min_samples": 10})
+    named, option = deviations(path, [run])
+    assert named == "partition.scheme = mine:split (recipe: dirichlet)"
+    assert option == "partition.scheme.mine:split.beta = 0.5 (recipe: None)"
+
+
 def test_a_run_without_labels_beside_a_published_number_is_compared_too():
     cells = published("fedvg_table_A3")
     config = {"data": {"name": "cifar10"}, "model": {"name": "resnet18"}, "methods": ["fedvg"], "rounds": 50}
