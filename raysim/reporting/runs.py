@@ -61,7 +61,7 @@ class ReportedRun:
     @cached_property
     def settings(self) -> Settings:
         """The configuration by dotted keys, with today's defaults for keys that an older run did not write."""
-        return by_key(self.config)
+        return _dotted(self.config)
 
     def labels_by(self, keys: Iterable[str]) -> dict[str, Label]:
         """Return the configuration's values at dotted keys, without nulls."""
@@ -278,18 +278,16 @@ def default_settings() -> Settings:
     return flatten(Config().model_dump(mode="json"))
 
 
-def by_key(config: Settings) -> Settings:
+def _dotted(config: Settings) -> Settings:
     """Return a configuration by dotted keys, completed by today's defaults.
 
-    A name with options gives the name too: `data.shift: noise` beside `data.shift.noise.std: 0.1`.
+    A name with options also sets the key itself: `data.shift: noise` beside `data.shift.noise.std: 0.1`.
     """
-    flat = flatten(config)
+    flat, defaults = flatten(config), default_settings()
     above = {key[:end] for key in flat for end, letter in enumerate(key) if letter == "."}
-    whole = {
-        key: default for key, default in default_settings().items() if key not in above or isinstance(default, str)
-    }
-    named = {key: next(iter(value)) for key in whole if isinstance(value := value_at(config, key), dict) and value}
-    return whole | named | flat
+    choices = {key: value_at(config, key) for key in above if isinstance(defaults.get(key), str)}
+    names = {key: next(iter(choice)) for key, choice in choices.items() if isinstance(choice, Mapping)}
+    return {key: value for key, value in defaults.items() if key not in above} | names | flat
 
 
 #: Groups and keys that do not change results, or change only the last bits.
@@ -310,17 +308,18 @@ def changed_settings(runs: Sequence[ReportedRun], theirs: Sequence[Published], t
     """
     trials = [trial for name in dict.fromkeys(tables) for trial in _trials(name)]
     changes: dict[str, None] = {}
+    today = Config()
     for run in runs:
         cell, key = match(theirs, run.meant), _key(run.meant)
         meant = [recipe for its_key, its_cell, recipe in trials if its_key == key or (cell and its_cell == cell)]
         if meant:
-            fewest: list[str] = min((_deviations(run, recipe) for recipe in meant), key=len)
+            fewest: list[str] = min((_deviations(run, recipe, today) for recipe in meant), key=len)
             changes |= dict.fromkeys(fewest)
     return list(changes)
 
 
-def _deviations(run: ReportedRun, recipe: Settings) -> list[str]:
-    ours, today = compared(run.settings), Config()
+def _deviations(run: ReportedRun, recipe: Settings, today: Config) -> list[str]:
+    ours = compared(run.settings)
     keys = [key for key in {**recipe, **ours} if ours.get(key) != recipe.get(key)]
     keys = [key for key in keys if key not in run.settings or has_effect(key, run.settings, today)]
     keys = [key for key in keys if not (key in HELD_OUT and recipe.get(key) == UNDECIDED)]
@@ -383,4 +382,4 @@ def _trial(cells: Sequence[Published], raw: Settings) -> tuple[Key, Published | 
     if "validation" not in checked.data.model_fields_set:
         config["data"]["validation"] = UNDECIDED
     labels = run_labels(config, {key: value for key, value in raw["labels"].items() if key != "seed"})
-    return _key(labels), match(cells, labels), compared(by_key(config))
+    return _key(labels), match(cells, labels), compared(_dotted(config))
