@@ -69,8 +69,9 @@ def test_a_run_is_its_directory_as_an_object(settings):
 def test_model_scores_as_the_run_did(settings, root):
     import torch
 
-    from raysim.data.federation import Federation, build_shards
+    from raysim.data.federation import Federation
     from raysim.plan.check import check
+    from tests.support.federations import build_shards
 
     run = raysim.run(settings, name="a", local__steps=20, quiet=True)
     plan = check(run.config, "the run")

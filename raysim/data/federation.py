@@ -34,11 +34,6 @@ ARRAYS = ("class_counts", "domain_counts", "test_domains", "test_sizes", "unseen
 DAMAGE = (OSError, ValueError, SafetensorError)
 
 
-def build_shards(manifest: Manifest, cache: Path, write: Write = write_serially) -> Path:
-    """Return the folder with a manifest's shards, see `build_all_shards`."""
-    return build_all_shards([manifest], cache, write)[0]
-
-
 def build_all_shards(
     manifests: Sequence[Manifest],
     cache: Path,

@@ -105,7 +105,7 @@ def accuracy(mean: float, std: float | None, digits: int = 2) -> str:
 
 
 def with_sign(points: float, digits: int = 2) -> str:
-    return f"{points:+.{digits}f}".replace("-", "−")
+    return f"{points:+z.{digits}f}".replace("-", "−")
 
 
 def markdown(header: Sequence[str], lines: Sequence[Line]) -> str:

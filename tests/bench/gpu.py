@@ -22,7 +22,6 @@ import torch.nn.functional as F
 
 from raysim.core.seeding import derive_seed, torch_generator
 from raysim.data.arrow import write_set
-from raysim.data.federation import build_shards
 from raysim.data.rows import in_batches
 from raysim.data.sources import set_path
 from raysim.engine.device import accelerator
@@ -35,6 +34,7 @@ from raysim.plan.build import Made, make_server, make_trainer
 from raysim.plan.check import check
 from raysim.running.record import Recorder
 from tests.bench.workloads import images_of
+from tests.support.federations import build_shards
 
 WARM = 3
 

@@ -18,12 +18,12 @@ import pyarrow as pa
 import ray
 
 from raysim.data.arrow import PreparedSet, write_set
-from raysim.data.federation import build_shards
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.pipeline import write_with_ray_data
 from raysim.data.rows import batch_rows
 from raysim.data.shard_files import Write, write_serially
 from raysim.data.sources import set_path
+from tests.support.federations import build_shards
 
 OBJECT_STORE_MB = 100
 

@@ -11,11 +11,12 @@ from PIL import Image
 
 from raysim.base.errors import DataError
 from raysim.config import parse_config
-from raysim.data.federation import Federation, build_shards
+from raysim.data.federation import Federation
 from raysim.data.fitting import fit_to
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.splits import ValidationSpec, external_rows
 from raysim.plan.find import read_mapping
+from tests.support.federations import build_shards
 from tests.support.image_sets import CIFAR10, STL10, small_set
 
 # FedVG, tables A.5 and A.6: images of each CIFAR-10 class, with the duplicates of the authors' code.

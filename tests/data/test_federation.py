@@ -20,12 +20,13 @@ from safetensors.numpy import save_file
 
 from raysim.base.errors import DataError, RaysimError
 from raysim.data.arrow import PreparedSet, write_set
-from raysim.data.federation import COUNTS, Federation, build_shards
+from raysim.data.federation import COUNTS, Federation
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.rows import in_batches
 from raysim.data.shard_files import clients_per_shard, shard_plan, write_serially
 from raysim.data.sources import set_path
 from raysim.training.tasks import TASKS
+from tests.support.federations import build_shards
 from tests.support.task_sets import write_task_set
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from raysim.data.arrow import PreparedSet
-from raysim.data.federation import Federation, build_shards
+from raysim.data.federation import Federation
 from raysim.data.fitting import fit_to
 from raysim.data.sources import set_path
 from raysim.plan.check import check
-from tests.support.federations import raw_config, run
+from tests.support.federations import build_shards, raw_config, run
 
 
 def plan_with(root, size, **groups):

@@ -10,12 +10,12 @@ import pytest
 
 from raysim.base.errors import DataError
 from raysim.data import pipeline
-from raysim.data.federation import build_all_shards, build_shards
+from raysim.data.federation import build_all_shards
 from raysim.plan.check import check
 from raysim.training.tasks import TASKS
 from tests.support import toys
 from tests.support.busy import no_cpu_left
-from tests.support.federations import raw_config
+from tests.support.federations import build_shards, raw_config
 from tests.support.task_sets import task_config, write_task_sets
 
 pytestmark = pytest.mark.ray

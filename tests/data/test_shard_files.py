@@ -12,13 +12,14 @@ import pytest
 import raysim.data.shard_files as shard_files
 from raysim.base.errors import DataError
 from raysim.data.arrow import SEAL, PreparedSet, write_set
-from raysim.data.federation import COUNTS, build_all_shards, build_shards
+from raysim.data.federation import COUNTS, build_all_shards
 from raysim.data.fitting import fit_to
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.rows import in_batches
 from raysim.data.shard_files import Filled, read_window, scatter, shard_plan, write_serially
 from raysim.data.sources import set_path
 from raysim.data.splits import ValidationSpec
+from tests.support.federations import build_shards
 
 CLASSES = ("a", "b", "c")
 

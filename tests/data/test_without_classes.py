@@ -12,12 +12,13 @@ from raysim.api import arrays
 from raysim.base.errors import ConfigError, DataError
 from raysim.data.arrow import PreparedSet
 from raysim.data.division import table_file
-from raysim.data.federation import Federation, build_shards
+from raysim.data.federation import Federation
 from raysim.data.manifest import PartitionSpec, make_manifest
 from raysim.data.partition import BY_CLASS, SCHEMES
 from raysim.data.sources import set_path
 from raysim.data.splits import ValidationSpec
 from raysim.plan.check import check
+from tests.support.federations import build_shards
 from tests.support.task_sets import contents, task_config, write_task_set
 
 DOMAINS = np.arange(60) % 3

@@ -8,12 +8,12 @@ import pytest
 
 from methods import METHODS
 from raysim.base.errors import ConfigError
-from raysim.data.federation import build_shards
 from raysim.engine.pool import SerialPool
 from raysim.plan.build import Made, make_server, make_trainer
 from raysim.plan.check import check
 from raysim.training.tasks import TASKS
 from tests.docs.method_tables import options_on
+from tests.support.federations import build_shards
 from tests.support.method_cases import ATTACKS
 from tests.support.task_sets import task_config, write_task_sets
 

@@ -13,12 +13,11 @@ import pytest
 import raysim
 from raysim.base.errors import ConfigError
 from raysim.config import Config
-from raysim.data.federation import build_shards
 from raysim.data.sources import prepare, set_path
 from raysim.plan.build import make_phases, make_server, make_trainer
 from raysim.plan.check import check
 from raysim.plan.check_data import draw_partition, open_sets
-from tests.support.federations import plan_of, raw_config, recipe_of
+from tests.support.federations import build_shards, plan_of, raw_config, recipe_of
 
 
 def test_what_crosses_to_actors_is_names_and_numbers(root):

@@ -14,7 +14,7 @@ from raysim.folders.run_folder import FREE_KEYS
 from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, winners
 from raysim.reporting.published import published
-from raysim.reporting.render import latex, latex_text, lines_of, markdown, write_csv
+from raysim.reporting.render import latex, latex_text, lines_of, markdown, with_sign, write_csv
 from raysim.reporting.report import write
 from raysim.reporting.runs import find_runs
 from raysim.reporting.tables import cells_of, make_tables, mean_and_std, published_cells
@@ -300,3 +300,7 @@ def test_runs_on_other_data_than_their_labels_say_are_called_so(tmp_path):
     larger = {"data": {"name": "dermamnist_224"}, "model": {"name": "vit_b16"}}
     fabricate(tmp_path / "large" / "a", 0.5, labels={**labels, "dataset": "DermaMNIST", "model": "ViT-B/16"}, **larger)
     assert "NOT" not in "".join(conclusions(make_report([tmp_path / "large"], {})))
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus():
+    assert [with_sign(points) for points in (-0.004, 0.004, -0.006)] == ["+0.00", "+0.00", "−0.01"]

@@ -9,7 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from raysim.core.method import Method
-from raysim.data.federation import build_shards
+from raysim.data.federation import build_all_shards
+from raysim.data.manifest import Manifest
+from raysim.data.shard_files import Write, write_serially
 from raysim.engine.pool import SerialPool
 from raysim.engine.server import Server
 from raysim.plan.build import Made, Plan, Recipe, make_server, make_trainer
@@ -95,6 +97,11 @@ def steps_plan(root: Path, methods=(), *, steps: int, **groups) -> Plan:
     raw = raw_config(root, methods, **groups)
     raw["local"] = {key: value for key, value in raw["local"].items() if key != "epochs"} | {"steps": steps}
     return check(raw, "a test")
+
+
+def build_shards(manifest: Manifest, cache: Path, write: Write = write_serially) -> Path:
+    """Return the shard folder of one manifest."""
+    return build_all_shards([manifest], cache, write)[0]
 
 
 def recipe_of(plan: Plan, root: Path, *, wants_gpu: bool = False) -> Recipe:
