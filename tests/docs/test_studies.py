@@ -217,7 +217,7 @@ def test_numbers_of_a_page_are_those_of_the_rows_that_it_names(study: Path):
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
 def test_numbers_of_the_gallery_are_those_of_the_reports(study: Path):
-    sections = (FOLDER / "README.md").read_text().split("\n## ")
+    sections = (FOLDER / "README.md").read_text().split("\n### ")
     (section,) = [section for section in sections if f"]({study.name}/README.md)" in section]
     page = (study / "README.md").read_text()
     assert unknown(section, reported(study), settings(page, study)) == []
