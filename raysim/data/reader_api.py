@@ -59,7 +59,7 @@ def map_in_threads(work: Callable[[Item], np.ndarray], items: Sequence[Item]) ->
 
 @dataclass(frozen=True)
 class Request:
-    """Request to a reader. origin: publisher of the files; mode: "RGB", or "L" for grey."""
+    """Request to a reader. origin: publisher of the files, "" for your own; mode: "RGB", or "L" for grey."""
 
     name: str
     origin: str = ""
@@ -71,13 +71,13 @@ class Request:
     def root(self) -> Path:
         """Folder or file with the source files; raises DataError if none was given or it does not exist."""
         if self.files is None:
-            mend = f"give --root FOLDER; they are from {self.origin}; `raysim prepare` lists what --download fetches"
-            raise DataError(f"{self.name} needs the source files", "", mend)
+            where = f"; the files are from {self.origin}; `raysim prepare` lists what --download fetches"
+            raise DataError(f"{self.name} needs the source files", "", "give --root FOLDER" + where * bool(self.origin))
         if self.options.download and not self.files.exists():
             self.files.mkdir(parents=True, exist_ok=True)
         # Reading a pipe could block, and reading a device may never end.
         if not (self.files.is_file() or self.files.is_dir()):
-            raise DataError("no such file or folder", str(self.files), f"give --root; they are from {self.origin}")
+            raise DataError("no such file or folder", str(self.files), "correct --root")
         return self.files
 
 

@@ -54,7 +54,7 @@ class Source:
 
     description: str
     read: Callable[[Request], Contents]
-    origin: str = "you"
+    origin: str = ""
     options: Sequence[str] = ()
     has_files: bool = True
 

@@ -188,11 +188,11 @@ def test_empty_class_folder_and_empty_tree_are_named(tmp_path):
     with pytest.raises(DataError, match=r"empty class folder.*files/b"):
         prepare("folder", tmp_path / "out", tmp_path / "files")
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match=r"not readable .*none"):
+    with pytest.raises(DataError, match=r"no folder of a class or a domain in .*none. Correct --root"):
         prepare("folder", tmp_path / "out", tmp_path / "none")
-    with pytest.raises(DataError, match=r"no such file or folder in .*nowhere"):
+    with pytest.raises(DataError, match=r"no such file or folder in .*nowhere. Correct --root"):
         prepare("folder", tmp_path / "out", tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"folder needs the source files. Give --root"):
+    with pytest.raises(DataError, match=r"folder needs the source files. Give --root FOLDER$"):
         prepare("folder", tmp_path / "out")
 
 

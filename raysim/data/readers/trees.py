@@ -161,10 +161,11 @@ def _pairs(path: Path, origin: str) -> dict[str, str]:
 
 
 def _folders(root: Path) -> list[str]:
-    from torchvision.datasets.folder import find_classes
-
     with damaged(root):
-        return [name for name in find_classes(root)[0] if not name.startswith((".", "__"))]
+        names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+    if not names:
+        raise DataError("no folder of a class or a domain", str(root), "correct --root")
+    return names
 
 
 def _class_images(root: Path, classes: Sequence[str], leaf: str = "", **codes: int | None) -> list[ImageFile]:
@@ -217,7 +218,7 @@ def _contents(
     domains: Sequence[str] = (),
 ) -> Contents:
     if not pictures:
-        raise DataError("no image files", str(request.root), f"get them from {request.origin}")
+        raise DataError("no image files", str(request.root), "correct --root")
     files = [*tables, *(picture.path for picture in pictures)]
     return Contents(tuple(classes), _decoded(request, pictures), files, len(pictures), tuple(domains))
 
