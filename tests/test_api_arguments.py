@@ -93,7 +93,7 @@ def test_what_on_round_may_not_return_ends_the_run_with_a_sentence(answer, words
 
 def test_loading_what_is_no_path_is_one_sentence():
     for place in (3, None, 10**5000, ["runs"]):
-        with pytest.raises(DataError, match=r"no folder but .*Give a path, or a URI"):
+        with pytest.raises(DataError, match=r"expected a folder, got .*Give a path, or a URI"):
             raysim.load(place)
 
 

@@ -42,7 +42,7 @@ class Option:
 def options_of(make: Callable[..., object]) -> list[Option]:
     """The options of a method's or a model's function, in their order.
 
-    The meaning of an option stands in one place, the section `Args:` of the function's docstring.
+    The meaning of an option is given in one place, the section `Args:` of the function's docstring.
     """
     known = meanings(make)
     return [

@@ -79,7 +79,7 @@ def name_fault(name: str, *, has_folders: bool = False) -> str:
     """Return the rule that a name breaks as a name below a folder; empty for a valid name.
 
     Args:
-      has_folders: whether `/` may stand in it, as in the names of runs.
+      has_folders: whether `/` is allowed, as in the names of runs.
     """
     parts = name.split("/") if has_folders else [name]
     if (longest := max(len(part.encode(errors="replace")) for part in parts)) > LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""YAML as configurations are written: 1e-3 is a number, a key stands once, and no text grows without a bound."""
+"""YAML as configurations are written: 1e-3 is a number, each key appears once, and no text grows without a bound."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MOST_BITS = 1000
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML in which 1e-3 is a number, as everybody expects, and a key that stands twice is an error."""
+    """YAML in which 1e-3 is a number, as everybody expects, and a key that appears twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen = set()
         for key, _ in node.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                text = f"key {key.value!r} stands twice; keep one"
+                text = f"key {key.value!r} appears twice; keep one"
                 raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)

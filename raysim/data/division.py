@@ -177,7 +177,7 @@ def _check_examples(examples: np.ndarray, num_examples: int, where: str) -> None
         raise DataError(what, where, "examples are rows of the prepared set, counted from 0")
     seen, counts = np.unique(examples, return_counts=True)
     if (counts > 1).any():
-        raise DataError(f"example {seen[counts > 1][0]} stands {counts.max()} times", where, "name it once")
+        raise DataError(f"example {seen[counts > 1][0]} appears {counts.max()} times", where, "name it once")
 
 
 def _table_of_csv(path: Path) -> pa.Table:

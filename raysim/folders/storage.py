@@ -277,7 +277,7 @@ def local_copy(place: str | Path) -> Path:
       DataError: the URI cannot be read, or the place is neither text nor a path.
     """
     if not isinstance(place, str | Path):
-        raise DataError(f"no folder but {type(place).__name__}", mend="give a path, or a URI")
+        raise DataError(f"expected a folder, got {type(place).__name__}", mend="give a path, or a URI")
     copy = Copy(str(place))
     copy.fetch()
     return copy.folder

@@ -115,8 +115,8 @@ def test_a_value_of_another_kind_is_told_what_the_key_takes(raw, key, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\nb: 2\na: 3", r"key 'a' stands twice; keep one \(line 3, column 1\)"),
-        ("local: {lr: 1, lr: 2}", "key 'lr' stands twice"),
+        ("a: 1\nb: 2\na: 3", r"key 'a' appears twice; keep one \(line 3, column 1\)"),
+        ("local: {lr: 1, lr: 2}", "key 'lr' appears twice"),
         ("[" * 3000 + "]" * 3000, "nested too deeply"),
         ("a: [1", r"is no valid YAML: .* \(line \d"),
     ],

@@ -108,7 +108,7 @@ def whole(root, tmp_path_factory) -> list[dict[str, str]]:
     ("spoil", "message"),
     [
         (lambda rows: changed(rows, 5, example="1797"), r"example 1797 of a set with 1797 in partition file .*spoilt"),
-        (lambda rows: changed(rows, 5, example="6"), "example 6 stands 2 times"),
+        (lambda rows: changed(rows, 5, example="6"), "example 6 appears 2 times"),
         (lambda rows: rows[:5] + rows[6:], r"example 5 is missing \(1 of 1797 in all\)"),
         (lambda rows: changed(rows, 5, client="6"), r"example 5 belongs to client 6 of 6.*num_clients to 7"),
         (

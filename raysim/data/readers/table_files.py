@@ -151,7 +151,7 @@ def _checked(frame: DataFrame, path: Path) -> DataFrame:
     frame.columns = [str(name).strip() for name in frame.columns]
     if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
         mend = "rename or remove one column"
-        raise DataError(f"the column {twice[0]!r} stands twice in the header", str(path), mend)
+        raise DataError(f"the column {twice[0]!r} appears twice in the header", str(path), mend)
     if unnamed := [place for place, name in enumerate(frame.columns, 1) if not name or name.startswith("Unnamed: ")]:
         mend = "name or remove the column; pandas writes an unnamed column for its index, unless to_csv has index=False"
         raise DataError(f"column {unnamed[0]} has no name", str(path), mend)

@@ -97,7 +97,7 @@ def read_shakespeare(request: Request) -> Contents:
 def speeches(text: str, path: Path) -> dict[str, str]:
     """Return speaker -> all lines of the speaker in a play, joined, without the speakers' names.
 
-    A speaker's name stands on a line of its own that ends with a colon, at the beginning or after an empty line.
+    A speaker's name is on a line of its own that ends with a colon, at the beginning or after an empty line.
 
     Raises:
       DataError: the text does not begin with a speaker, or has none.
