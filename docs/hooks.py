@@ -38,7 +38,7 @@ ALIASES = {"docs": "index.md", "cluster": "cluster.md"}
 
 log = logging.getLogger("mkdocs.hooks.raysim")  # a warning ends a strict build
 
-#: Stands for the address of the repository in links to files that are no pages.
+#: Stands for the address of the repository in links to files that are not pages.
 SOURCE = "source:"
 
 #: Code, or the target of a link with its fragment.
@@ -93,7 +93,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{SOURCE}{place}"
 
     linked = CODE_OR_LINK.sub(target, markdown)
-    # Files of the repository that are no pages: a link where the repository has an address, their names where not.
+    # Files of the repository that are not pages: a link where the repository has an address, their names where not.
     if config.repo_url:
         return linked.replace(f"]({SOURCE}", f"]({config.repo_url.rstrip('/')}/blob/main/")
     return re.sub(rf"\[([^\]]*)\]\({SOURCE}[^)]*\)", r"\1", linked)

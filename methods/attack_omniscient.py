@@ -32,7 +32,7 @@ def alie(*, share: Share = 0.2, from_round: Whole = 0, z: float | None = None) -
     """Attackers send mean - z std (Baruch et al., NeurIPS 2019, arXiv:1902.06156).
 
     z is the standard normal quantile of (h - s) / h with s = floor(n/2 + 1) - c, s at least 1 and z at least 0. With
-    too few attackers z is 0: attackers send the honest mean, which is no attack, and a warning is logged. `z` is
+    too few attackers z is 0: attackers send the honest mean, which is not an attack, and a warning is logged. `z` is
     logged.
 
     Args:

@@ -301,7 +301,7 @@ def _fault(
 ) -> str:
     """Return why a run of these sizes is refused; empty if it is not."""
     if unknown := sorted(trusted - set(sizes.methods)):
-        return f"trust names {unknown[0]!r}, which is no method of the run; correct or remove it"
+        return f"trust names {unknown[0]!r}, which is not a method of the run; correct or remove it"
     if noise and delta * sizes.population >= 1:
         return (
             f"delta {delta:g} is not below 1 / clients, {1 / sizes.population:g}: one client's data could be published"
@@ -325,7 +325,9 @@ def _fault(
         bounds = f"{sizes.cohort_size} (the cohort) and {sizes.population} (all clients)"
         return f"noise_cohort_size must lie between {bounds}, got {noise_cohort_size}; or drop it"
     if sizes.dropout and sizes.sampling == "poisson":
-        return "with cohort.sampling poisson and cohort.dropout a round is no Poisson sample: set cohort.dropout to 0"
+        return (
+            "with cohort.sampling poisson and cohort.dropout a round is not a Poisson sample: set cohort.dropout to 0"
+        )
     return ""
 
 

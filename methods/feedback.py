@@ -28,7 +28,7 @@ def fa(*, layers: Names = "all", seed: int = 0) -> Method:
 
     Lillicrap et al. 2016 (Nature Communications 7, 13276): dL/dh_(l-1) = B_l^T δ_l; the gradients of the layer's own
     weight and bias stay exact. B is drawn once from the seed and the layer's name, is the same on every client and in
-    every round, and is no part of the model's state. FA has no effect in the first layer, whose input needs no
+    every round, and is not part of the model's state. FA has no effect in the first layer, whose input needs no
     gradient.
 
     Args:

@@ -75,7 +75,7 @@ def _init(params: Tensor, layout: Layout) -> State:
     values, starts = layout.views(params), layout.views(fresh)
     for pair in adapters_of(layout):
         if len(pair.a.shape) != 2:
-            raise ValueError(f"flora: {pair.layer} is no linear layer; remove the name from model.lora.targets")
+            raise ValueError(f"flora: {pair.layer} is not a linear layer; remove the name from model.lora.targets")
         a, b = values[pair.a.name], values[pair.b.name]
         if bool(b.any()):
             merged[pair.layer] = b @ a

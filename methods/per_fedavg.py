@@ -43,7 +43,7 @@ def per_fedavg(*, alpha: Positive = 0.01, delta: Positive | None = None) -> Meth
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:
-    """Cut a batch into parts of equal size, the first ones longer by an example where the size is no multiple."""
+    """Cut a batch into parts of equal size, the first ones longer by an example where the size is not a multiple."""
     if len(batch.targets) < 2 * count:
         return [batch] * count
     return list(map(Batch, batch.inputs.tensor_split(count), batch.targets.tensor_split(count)))

@@ -101,7 +101,7 @@ def test_faults_are_raised_all_at_once(settings):
     with pytest.raises(ConfigError) as error:
         raysim.run(settings, name="a", local__lr=-1, partition__alpha=0, rouns=3)
     assert {fault.key for fault in error.value.faults} == {"local.lr", "partition.alpha", "rouns"}
-    with pytest.raises(ConfigError, match="rounds is no group of keys"):
+    with pytest.raises(ConfigError, match="rounds is not a group of keys"):
         raysim.run(settings, rounds__x=1)
     with pytest.raises(ConfigError, match="mu"):
         raysim.methods.fedprox(nu=0.1)

@@ -19,7 +19,7 @@ MOST_DEPTH = 50
 
 
 def leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
-    """(dotted key, value) of everything that is no group and no list, and of every key of a group.
+    """(dotted key, value) of every value that is neither a group nor a list, and of every key of a group.
 
     Raises:
       RecursionError: more than MOST_DEPTH groups and lists lie inside each other.
@@ -99,7 +99,9 @@ def assign(raw: Settings, key: str, value: object) -> None:
         place = ".".join(parents[:depth])
         found = _holder(group, name)
         if found is None:
-            raise KeyError(f"{place} lists no {name!r}" if isinstance(group, list) else f"{place} is no group of keys")
+            raise KeyError(
+                f"{place} lists no {name!r}" if isinstance(group, list) else f"{place} is not a group of keys"
+            )
         holder = found
         if depth < len(parents):
             if holder.get(name) is None:

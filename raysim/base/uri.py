@@ -41,7 +41,7 @@ def uri_fault(uri: str) -> str:
     try:
         parts = urlsplit(uri)
     except ValueError as error:
-        return f"{masked(text)} is no URI ({error}); write {scheme}://BUCKET/FOLDER"
+        return f"{masked(text)} is not a URI ({error}); write {scheme}://BUCKET/FOLDER"
     if parts.password is not None or _QUERY.search(text) or (_USER.search(text) and scheme not in ("hdfs", "viewfs")):
         remedy = "remove the credentials and set the environment (S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
         return f"{masked(text)} has credentials, which would be kept with every run; {remedy}"

@@ -94,7 +94,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            fault = Fault(override, "is no override; write key=value, for example local.lr=0.1")
+            fault = Fault(override, "is not an override; write key=value, for example local.lr=0.1")
             raise ConfigError([fault], "the command line")
         key = key.strip()
         try:
@@ -186,7 +186,7 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
         text = "cuts test rows from the set; set data.split to fraction, or remove the key"
         yield Fault("data.split_within_clients", text)
     if data.reader is not None and "://" in data.root:
-        yield Fault("data.reader", f"writes to data.root, and {data.root} is no folder; set data.root to one")
+        yield Fault("data.reader", f"writes to data.root, and {data.root} is not a folder; set data.root to one")
     names = [data.name, *data.test_sets]
     if repeated := next((name for index, name in enumerate(names) if name in names[:index]), ""):
         yield Fault("data.test_sets", f"{repeated!r} is tested on already; name the set once")

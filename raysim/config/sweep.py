@@ -196,7 +196,7 @@ def axes(raw: Raw, source: str) -> dict[str, Raw]:
     for axis, conditions in (raw["tune"].get("only") or {}).items():
         unknown = [other for other in (axis, *conditions) if other not in space]
         if unknown:
-            faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is no axis; the axes are {', '.join(space)}"))
+            faults.append(Fault(f"tune.only.{axis}", f"{unknown[0]} is not an axis; the axes are {', '.join(space)}"))
     refuse(faults, source)
     pairs = {axis: next(iter(domain.items())) for axis, domain in space.items()}
     return {axis: {_tunes_name(kind): arguments} for axis, (kind, arguments) in pairs.items()}

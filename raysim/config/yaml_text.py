@@ -55,12 +55,12 @@ def load_yaml(text: str) -> object:
     except yaml.YAMLError as error:
         problem, mark = getattr(error, "problem", None) or str(error), getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-        raise ValueError(f"is no valid YAML: {problem}{place}") from error
+        raise ValueError(f"is not valid YAML: {problem}{place}") from error
     except RecursionError as error:
         raise ValueError(f"is nested too deeply; groups may lie {MOST_DEPTH} deep") from error
     # PyYAML reads tags unchecked: !!int x
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
-        raise ValueError(f"is no valid YAML: {error}") from error
+        raise ValueError(f"is not valid YAML: {error}") from error
 
 
 def _refuse_depth(text: str) -> None:
@@ -88,14 +88,14 @@ def read_yaml(path: Path) -> object:
     """Return the value of a YAML file.
 
     Raises:
-      ValueError: the file cannot be read, or is no text or no YAML; the message has the reason.
+      ValueError: the file cannot be read, or is not UTF-8 text or not YAML; the message has the reason.
     """
     try:
         if (size := regular_file(path).stat().st_size) > MOST_BYTES:
             raise ValueError(f"the file has {size:,} bytes; a configuration has {MOST_BYTES:,} at most")
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"is no text in UTF-8 (byte {error.start}); give a YAML file") from error
+        raise ValueError(f"is not UTF-8 text (byte {error.start}); give a YAML file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return load_yaml(text)

@@ -178,7 +178,7 @@ def weighed(method: Method, weights: Weights, view: ServerView) -> Weights:
     for name, weight in new.items():
         if name not in leaves:
             mend = f"leaves: {', '.join(list(leaves)[:8])}{' ...' if len(leaves) > 8 else ''}"
-            raise fault_of_hook(method, "weigh", f"returned weights for {name!r}, which is no leaf", mend)
+            raise fault_of_hook(method, "weigh", f"returned weights for {name!r}, which is not a leaf", mend)
         if not _is_weight(weight, count, leaves[name].shape):
             values = weight.maps if isinstance(weight, RightMap) else weight
             is_tensor = isinstance(values, Tensor)

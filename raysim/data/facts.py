@@ -96,7 +96,9 @@ def _name_fault(contents: Contents, facts: Facts) -> tuple[str, str] | None:
         )
         counts = f"{len(classes)} classes, {_some(classes)}; {len(expected)} expected"
         if missing or more:
-            lacking = f", and {_some(missing)} is missing" if missing else f", and {_some(more)} is no class of the set"
+            lacking = (
+                f", and {_some(missing)} is missing" if missing else f", and {_some(more)} is not a class of the set"
+            )
             return f"{counts}{lacking}", REMEDY
         what = f"classes in the order {_some(classes)}, {_some(expected)} expected"
         return what, "the labels have another order; sort the labels"

@@ -319,7 +319,7 @@ def own_parts(name: str, labels: np.ndarray, known: Mapping[str, Any], options: 
     """Return the partition of a user's function, after checking it.
 
     Raises:
-      OwnCodeError: the function fails. DataError: the returned value is no partition.
+      OwnCodeError: the function fails. DataError: the returned value is not a partition.
     """
     offered = {key: known[key] for key in OFFERED}
     found = find_scheme(name)(labels=labels, num_clients=known["num_clients"], **offered, **options)
@@ -333,7 +333,7 @@ def own_parts(name: str, labels: np.ndarray, known: Mapping[str, Any], options: 
         is_whole = part.ndim == 1 and np.issubdtype(part.dtype, np.integer)
         if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
             got = f"an array of shape {part.shape} and type {part.dtype}, {part!r:.60}"
-            raise DataError(f"client {client} got {got}, no positions in 0..{len(labels) - 1}", where, mend)
+            raise DataError(f"client {client} got {got}, not positions in 0..{len(labels) - 1}", where, mend)
     positions, counts = np.unique(np.concatenate(parts), return_counts=True)
     if (counts > 1).any():
         raise DataError(f"position {positions[counts > 1][0]} goes to two clients", where, "give it to one")

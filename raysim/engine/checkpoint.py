@@ -136,7 +136,7 @@ class CheckpointStore:
             raise ValueError("checkpoint.json has changed since the checkpoint was written")
         names = {int(client): str(name) for client, name in fields["memories"].items()}
         if strange := [name for name in names.values() if not MEMORY.fullmatch(name)]:
-            raise ValueError(f"{strange[0]!r} is no client memory")
+            raise ValueError(f"{strange[0]!r} is not a client memory")
         digests = dict(fields["sha256"])
         snapshot = Snapshot(**_read_tree(folder / "server", digests.pop("server")))
         for name in names.values():
@@ -227,7 +227,9 @@ def _strip(value: Packed, key: str, arrays: dict[str, np.ndarray]) -> Packed:
     where = key or "the state"
     if isinstance(value, dict):
         if any(not isinstance(name, str) for name in value):
-            raise RaysimError(f"a state dict has keys that are no strings: {list(value)[:3]}", where, "use string keys")
+            raise RaysimError(
+                f"a state dict has keys that are not strings: {list(value)[:3]}", where, "use string keys"
+            )
         return {name: _strip(item, f"{key}/{name}", arrays) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_strip(item, f"{key}/{index}", arrays) for index, item in enumerate(value)]

@@ -90,7 +90,7 @@ def _config(path: Path) -> PretrainedConfig:
         config = load(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:  # no JSON, missing or unknown model_type, ...
         first, _, _ = str(error).partition("\n")
-        text = f"{path} is no configuration for transformers ({first}); give a configuration with a known model_type"
+        text = f"{path} is not a configuration for transformers ({first}); give a configuration with a known model_type"
         raise ConfigError([Fault("model.name", text)]) from error
     config.is_decoder = True  # otherwise BERT and similar models attend to later tokens
     return config

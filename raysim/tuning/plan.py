@@ -179,7 +179,7 @@ def _base(raw: sweep.Raw, source: str) -> Config:
     own = {key: raw[key] for key in ("name", "storage", "seed", "tune") if key in raw}
     base = sound_config(own, source)
     if base.name is None and parse_config({"name": Path(source).stem})[0] is None:
-        text = f"is missing, and {Path(source).stem!r} is no valid name; set a name"
+        text = f"is missing, and {Path(source).stem!r} is not a valid name; set a name"
         raise ConfigError([Fault("name", text)], source)
     return base
 

@@ -36,7 +36,7 @@ def test_json_and_yaml_have_a_bound_on_depth_and_size(tmp_path):
 
 @pytest.mark.parametrize("text", ["!!int x", "!!float x", "!!bool x", "!!timestamp x", "9" * 5000])
 def test_values_that_yaml_cannot_convert_are_no_valid_yaml(text):
-    with pytest.raises(ValueError, match="is no valid YAML"):
+    with pytest.raises(ValueError, match="is not valid YAML"):
         load_yaml(text)
 
 

@@ -125,7 +125,7 @@ def unknown(value, fields, where=""):
     if isinstance(fields, list):
         return [text for item in value for text in unknown(item, fields[0], f"{where}[]")]
     if not isinstance(value, dict):
-        return [f"{where}: {value!r} is no mapping"]
+        return [f"{where}: {value!r} is not a mapping"]
     bad = [f"{where}.{key}" for key in value if fields and key not in fields]
     return bad + [text for key in value if key in fields for text in unknown(value[key], fields[key], f"{where}.{key}")]
 
@@ -142,7 +142,7 @@ def test_kuberay_files_hold_known_fields_of_the_right_type():
     assert unknown(job["spec"], JOB) == []
     assert unknown(cluster["spec"], CLUSTER) == []
     assert unknown({**cluster["spec"], "workerGroups": []}, CLUSTER) == [".workerGroups"]
-    assert unknown({**cluster["spec"], "rayVersion": 2.6}, CLUSTER) == [".rayVersion: 2.6 is no str"]
+    assert unknown({**cluster["spec"], "rayVersion": 2.6}, CLUSTER) == [".rayVersion: 2.6 is not a str"]
     for spec in (cluster["spec"], job["spec"]["rayClusterSpec"]):
         assert spec["authOptions"] == {"mode": "token"}
         head, (worker,) = spec["headGroupSpec"], spec["workerGroupSpecs"]

@@ -118,7 +118,7 @@ def test_a_value_of_another_kind_is_told_what_the_key_takes(raw, key, words):
         ("a: 1\nb: 2\na: 3", r"key 'a' appears twice; keep one \(line 3, column 1\)"),
         ("local: {lr: 1, lr: 2}", "key 'lr' appears twice"),
         ("[" * 3000 + "]" * 3000, "nested too deeply"),
-        ("a: [1", r"is no valid YAML: .* \(line \d"),
+        ("a: [1", r"is not valid YAML: .* \(line \d"),
     ],
 )
 def test_yaml_that_means_two_things_or_nothing(tmp_path, text, words):
@@ -135,7 +135,7 @@ def test_a_merged_key_may_be_set_again():
 def test_files_that_are_no_text(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"is no text in UTF-8 \(byte 0\)"):
+    with pytest.raises(ConfigError, match=r"is not UTF-8 text \(byte 0\)"):
         read_config(path)
     for name in ("a" * 300, "a\0b"):
         with pytest.raises(ConfigError, match="cannot be read"):
@@ -230,7 +230,7 @@ def test_trials_keep_their_settings_whatever_they_are_called(root):
 
 
 def test_overrides_say_where():
-    with pytest.raises(ConfigError, match=r"local\.lr: value '\[1' is no valid YAML"):
+    with pytest.raises(ConfigError, match=r"local\.lr: value '\[1' is not valid YAML"):
         parse_overrides(["local.lr=[1"])
 
 

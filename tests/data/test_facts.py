@@ -69,7 +69,7 @@ def test_missing_class_is_named(halves, tmp_path):
 
 def test_further_class_is_named(halves, tmp_path):
     class_tree(halves / "train", ["dog"], each=1)
-    with pytest.raises(DataError, match=r"dog is no class of the set"):
+    with pytest.raises(DataError, match=r"dog is not a class of the set"):
         prepare("folder", tmp_path / "out", halves, save_as="cifar10")
 
 

@@ -218,7 +218,7 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         (PEOPLE.split("\n", 1)[1], {"target": "income"}, r"no column 'income', and the first line holds 39 .*a header"),
         ("", {"target": "y"}, r"an empty file in .*people\.csv"),
         ("a,y\n", {"target": "y"}, "no row below the header"),
-        ("a,y\n1,2\n3,4,5\n", {"target": "y"}, r"no readable table .*people\.csv"),
+        ("a,y\n1,2\n3,4,5\n", {"target": "y"}, r"not a readable table .*people\.csv"),
         (",a,y\n0,1,2\n", {"target": "y"}, r"column 1 has no name .*index=False"),
         ("y\n1\n0\n", {"target": "y"}, "no column is left for the inputs"),
         ("a,y\n1,0\ninf,1\n", {"target": "y"}, r"inf, no number that float32 holds, in .*column 'a', row 2\. Correct the cell"),
@@ -227,7 +227,7 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         ("a,y\n1,0\n2,0\n", {"target": "y"}, "every row has the class '0'"),
         (PEOPLE, {"target": "income", "task": "regression"}, r"the word 'low' for the task regression in .*'income', row 1"),
         (PEOPLE, {"target": "income", "task": "labels"}, "the word 'low' for the task labels"),
-        (PEOPLE, {"target": "score", "task": "classes"}, r"1\.5, no class in .*column 'score', row 1.*--task regression"),
+        (PEOPLE, {"target": "score", "task": "classes"}, r"1\.5 is not a class in .*column 'score', row 1.*--task regression"),
         (PEOPLE, {"target": "age", "task": "labels"}, r"the label 39 in .*row 1\. Give 0 or 1"),
         (PEOPLE, {"target": "age,score,job", "task": "classes"}, "3 targets, and a row has one class"),
         (PEOPLE, {"target": "age,job"}, "several targets, including words"),
@@ -252,9 +252,9 @@ def test_other_delimiters_are_seen_in_the_header(delimiter, table, tmp_path):
         ("a,y\n3,0\n+5%,1\n", {"target": "y"}, r"'\+5%' is a percentage.*row 2"),
         ("a,y\n3,0\n12.5%,1\n", {"target": "y"}, r"'12.5%' is a percentage.*row 2\. Write the number"),
         ("a,y\n2024-01-31,0\n2024-02-01,1\n", {"target": "y"}, r"'2024-01-31' is a date.*Give --dates ymd, dmy or mdy"),
-        ("a,b,y\n31.1.2024,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "mdy"}, r"'31.1.2024' is no date in the order mdy"),
-        ("a,b,y\n1.2.24,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "dmy"}, r"'1.2.24' is no date in the order dmy"),
-        ("a,b,y\n1.2.2024,1,0\nsoon,2,1\n", {"target": "y", "dates": "dmy"}, r"'soon' is no date in the order dmy.*row 2"),
+        ("a,b,y\n31.1.2024,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "mdy"}, r"'31.1.2024' is not a date in the order mdy"),
+        ("a,b,y\n1.2.24,1,0\n1.2.2024,2,1\n", {"target": "y", "dates": "dmy"}, r"'1.2.24' is not a date in the order dmy"),
+        ("a,b,y\n1.2.2024,1,0\nsoon,2,1\n", {"target": "y", "dates": "dmy"}, r"'soon' is not a date in the order dmy.*row 2"),
         ("a,b,y\n1,1,0\n2,2,1\n", {"target": "y", "drop": "c"}, "no column 'c'"),
         ("a,y\n1,0\n2,1\n", {"target": "y", "drop": "a"}, "no column is left for the inputs"),
         ("a,y\n1,0\n2,1\n", {"target": "y", "drop": "y"}, "the column 'y' is named twice"),
@@ -275,10 +275,10 @@ def test_a_table_that_cannot_be_used_is_one_sentence(text, options, words, table
 
 def test_bytes_that_are_no_text_and_dates_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"a,y\n\xff,1\n")
-    with pytest.raises(DataError, match=r"no readable table .*UTF-8 text with a header"):
+    with pytest.raises(DataError, match=r"not a readable table .*UTF-8 text with a header"):
         read(tmp_path / "a.csv", tmp_path, target="y")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="no readable table"):
+    with pytest.raises(DataError, match="not a readable table"):
         read(tmp_path / "a.parquet", tmp_path, target="y")
     pd.DataFrame({"when": pd.to_datetime(["2020", "2021"]), "y": [0, 1]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a column 'when' of type datetime64.*Give numbers or words"):

@@ -105,7 +105,7 @@ def test_line_ends_of_other_systems_are_the_same_text(tmp_path):
     ("text", "options", "words"),
     [
         ("", {}, r"an empty file in .*text\.txt"),
-        (b"\xff\xfea", {}, r"no UTF-8 text \(byte 0\)"),
+        (b"\xff\xfea", {}, r"not UTF-8 text \(byte 0\)"),
         (
             "abc",
             {"length": 3},

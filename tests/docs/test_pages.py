@@ -88,7 +88,7 @@ def test_configurations_are_accepted(page, tmp_path):
         if "# not run:" in block.text or yaml.safe_load(block.text) is None:
             continue
         unknown = set(yaml.safe_load(block.text)) - {*Config.model_fields, "base"}
-        assert not unknown, f"{block.where}: {unknown} are no keys of a configuration"
+        assert not unknown, f"{block.where}: {unknown} are not keys of a configuration"
         (tmp_path / "block.yaml").write_text(block.text)
         try:
             raw = read_config(tmp_path / "block.yaml")

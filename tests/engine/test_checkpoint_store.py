@@ -105,7 +105,7 @@ def test_a_memory_outside_of_its_folder_is_not_read(name, tmp_path):
     file.write_text(json.dumps({**fields, "self": _digest_of(fields)}))
     said = []
     assert CheckpointStore(tmp_path / "checkpoints").latest(said.append).next_round == 2
-    assert f"{name!r} is no client memory" in said[0]
+    assert f"{name!r} is not a client memory" in said[0]
 
 
 def test_without_a_sound_checkpoint_nothing_begins_anew_silently(tmp_path):

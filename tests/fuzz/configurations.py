@@ -128,7 +128,7 @@ def put(raw: dict[str, Any], key: str, value: object) -> None:
     """Set a key, whatever stands in its way."""
     try:
         assign(raw, key, value)
-    except Exception:  # a part above it is no group any more
+    except Exception:  # a part above it is not a group any more
         raw[key.partition(".")[0]] = value
 
 

@@ -304,7 +304,7 @@ def test_without_the_library_one_sentence_says_how_to_get_it(root, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"trust": ["nosuch"]}, "trust names 'nosuch', which is no method of the run"),
+        ({"trust": ["nosuch"]}, "trust names 'nosuch', which is not a method of the run"),
         ({"delta": 0.9}, "delta 0.9 is not below 1 / clients"),
         (
             {"noise_cohort_size": 3},
@@ -352,7 +352,7 @@ def test_an_epsilon_that_the_first_round_overspends_is_known_before_it(root):
 
 
 def test_dropout_is_no_poisson_sampling(root):
-    with pytest.raises(ConfigError, match=r"a round is no Poisson sample: set cohort\.dropout to 0"):
+    with pytest.raises(ConfigError, match=r"a round is not a Poisson sample: set cohort\.dropout to 0"):
         plan_of(root, ["dp"], cohort={"sampling": "poisson", "dropout": 0.2})
 
 

@@ -92,7 +92,7 @@ def test_drawn_values_become_settings():
         ({}, "tune.param_space: is missing"),
         ({"tune": {"param_space": {"seed": [1, 2]}}}, "must be a single domain"),
         ({"tune": {"param_space": {"seed": {"grid_search": []}}}}, "lists no value"),
-        ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is no group of keys"),
+        ({"rounds": 3, "tune": {"param_space": {"rounds.x": {"grid_search": [1]}}}}, "rounds is not a group of keys"),
         ({"tune": {"param_space": {"m": {"grid_search": {"a": 3}}}}}, "must hold settings"),
     ],
 )
@@ -118,7 +118,7 @@ def test_an_axis_may_count_with_some_labels_of_another_one_only():
     assert [t.raw["rounds"] for t in trials] == [9, 9, 1, 1, 2, 2, 3, 3]
     assert [t.name for t in trials[1:3]] == ["method=A_seed=1", "method=B_rounds=1_seed=0"]
     raw["tune"]["only"] = {"rounds": {"metod": ["B"]}}
-    with pytest.raises(ConfigError, match=r"tune.only.rounds: metod is no axis; the axes are method, rounds, seed"):
+    with pytest.raises(ConfigError, match=r"tune.only.rounds: metod is not an axis; the axes are method, rounds, seed"):
         grid(raw, "a test")
 
 
@@ -155,7 +155,7 @@ def test_assign_goes_into_a_list_of_names_and_adds_to_one():
     for key, value, words in (
         ("methods.moon.mu", 1, "methods lists no 'moon'"),
         ("other.x.y", 1, "other lists no 'x'"),
-        ("methods.fedprox.mu.x", 1, "methods.fedprox.mu is no group of keys"),
+        ("methods.fedprox.mu.x", 1, "methods.fedprox.mu is not a group of keys"),
         ("methods+", "fedvg", "adds a list to a list"),
         ("methods.fedvg.norm+", ["l1"], "adds a list to a list"),
     ):

@@ -137,7 +137,7 @@ def _frame(path: Path) -> DataFrame:
     if not path.stat().st_size:
         raise DataError("an empty file", str(path), "give a table with a header and rows")
     mend = "give a table as UTF-8 text with a header and rows of its length, or as Parquet"
-    with explained("no readable table", path, mend, OSError, ValueError, pd.errors.ParserWarning):
+    with explained("not a readable table", path, mend, OSError, ValueError, pd.errors.ParserWarning):
         file = regular_file(path)
         if path.suffix == ".parquet":
             frame = pd.read_parquet(file, dtype_backend="numpy_nullable")
@@ -231,7 +231,7 @@ def _with_days(table: DataFrame, inputs: Sequence[str], order: str) -> tuple[Dat
             text = of["y"] + "-" + of["m"] + "-" + of["d"] + ("T" + parts[3]).fillna("")
             column = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
             if (is_wrong := words.notna() & (column.isna() | (of["y"].str.len() != 4))).any():
-                what = f"{words[is_wrong].iloc[0]!r} is no date in the order {order}"
+                what = f"{words[is_wrong].iloc[0]!r} is not a date in the order {order}"
                 mend = "give another --dates, correct the date, or --drop the column"
                 raise DataError(what, _place(table, name, is_wrong), mend)
         days = (column - pd.Timestamp(0, tz=column.dt.tz)) / pd.Timedelta(days=1)
@@ -425,7 +425,7 @@ def _target(table: DataFrame, targets: Sequence[str], asked: str | None) -> tupl
             raise DataError(f"{len(targets)} targets, and a row has one class", where, mend)
         numbers = table[targets[0]]
         if kinds[targets[0]] == "float" and (is_wrong := (numbers != numbers.round()).to_numpy(bool)).any():
-            what = f"{numbers.to_numpy()[is_wrong][0]:g}, no class"
+            what = f"{numbers.to_numpy()[is_wrong][0]:g} is not a class"
             mend = "give words or whole numbers, or --task regression"
             raise DataError(what, _place(table, targets[0], is_wrong), mend)
         classes, values = _named(table, targets[0])

@@ -132,4 +132,4 @@ def _read(path: Path) -> str:
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"no UTF-8 text (byte {error.start})", str(path), "save the file as UTF-8") from error
+        raise DataError(f"not UTF-8 text (byte {error.start})", str(path), "save the file as UTF-8") from error
