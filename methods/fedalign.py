@@ -108,9 +108,9 @@ def check_slim(block: nn.Module, name: str, width: float) -> None:
                 "fedalign",
                 "choose a block of plain convolutions, linear layers and their normalisation with `block`",
             )
-        if isinstance(module, nn.GroupNorm) and slim(module.num_channels, width) % module.num_groups:
+        if isinstance(module, nn.GroupNorm) and (kept := slim(module.num_channels, width)) % module.num_groups:
             raise MethodError(
-                f"{slim(module.num_channels, width)} of {module.num_channels} channels are no {module.num_groups} groups",
+                f"{kept} of {module.num_channels} channels do not divide into {module.num_groups} groups",
                 f"fedalign, layer {name}.{path}",
                 "choose another `width`, or another number of groups for the model",
             )

@@ -119,9 +119,9 @@ JOB = {
 
 
 def unknown(value, fields, where=""):
-    """What stands in a manifest that its fields do not know, or with another type."""
+    """Keys of a manifest that `fields` does not list, and values of another type."""
     if isinstance(fields, type):
-        return [] if type(value) is fields else [f"{where}: {value!r} is no {fields.__name__}"]
+        return [] if type(value) is fields else [f"{where}: {value!r} is not a {fields.__name__}"]
     if isinstance(fields, list):
         return [text for item in value for text in unknown(item, fields[0], f"{where}[]")]
     if not isinstance(value, dict):

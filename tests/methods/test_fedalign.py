@@ -95,7 +95,7 @@ def test_faults_name_the_remedy(root):
     with pytest.raises(ConfigError, match="both decide backward"):
         plan_of(root, ["flfa", "fedalign"])
     grouped = nn.Sequential(nn.Conv2d(4, 12, 3), nn.GroupNorm(6, 12))
-    with pytest.raises(MethodError, match="3 of 12 channels are no 6 groups"):
+    with pytest.raises(MethodError, match="3 of 12 channels do not divide into 6 groups"):
         check_slim(grouped, "block", 0.25)
     check_slim(grouped, "block", 0.5)
     with pytest.raises(Exception, match="without first channels"):
