@@ -1,4 +1,4 @@
-"""What mkdocs does besides rendering: pages made from code, pages that lie outside docs, and links between them.
+"""Steps of the site's build in addition to rendering: pages made from code, pages that lie outside docs, and links between them.
 
 The keys of a configuration (`configuration_keys.md`) come from the schema and are kept in the repository, so that a code
 host shows them; a test compares. The first page is the README. Notebooks become Markdown here, equations MathML.

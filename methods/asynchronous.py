@@ -10,7 +10,7 @@ from raysim.core.weights import scale
 #: An asynchronous method decides when a round ends, so no client can train after all others.
 CLAIMS, EXCLUDES = (
     frozenset({"arrivals"}),
-    {"overhear": "clients arrive one by one, and nobody trains after the others"},
+    {"overhear": "clients arrive one by one, and no client trains after the others"},
 )
 
 
@@ -26,7 +26,7 @@ def fedbuff(*, buffer: Count = 10, server_lr: Positive = 1.0, power: Amount = 0.
     Args:
       buffer: K, number of updates in a server step, at least 1 and at most `cohort.size`.
       server_lr: eta_g, factor of the step, > 0.
-      power: exponent p in the weight (1 + tau)^-p of stale updates, >= 0; 0 weighs all updates alike.
+      power: exponent p in the weight (1 + tau)^-p of stale updates, >= 0; 0 gives all updates the same weight.
       by_examples: weigh updates by numbers of examples in place of 1 / K.
     """
 
@@ -50,12 +50,12 @@ def fedasync(*, alpha: Fraction = 0.6, power: Amount = 0.5) -> Method:
 
     Xie et al. 2019 (arXiv:1903.03934), Algorithm 1, with the polynomial s(tau) = (1 + tau)^-power: tau is the number of server
     steps since the client received its model x_tau, and x_k = x_tau + u_k. A round is one update; `cohort.size` clients are at
-    work at a time. The proximal term of the paper's clients is `fedprox`, listed beside this method; the paper's hinge
+    work at a time. The proximal term of the paper's clients is `fedprox`, listed with this method; the paper's hinge
     function for s is left out. BatchNorm's statistics move by a times the client's change.
 
     Args:
       alpha: share of a fresh model, in (0, 1].
-      power: exponent p in the weight (1 + tau)^-p of stale models, >= 0; 0 mixes all models alike.
+      power: exponent p in the weight (1 + tau)^-p of stale models, >= 0; 0 gives all models the same weight.
     """
 
     def server_update(update: Tensor, state: State, server: ServerView) -> tuple[Tensor, State]:

@@ -77,9 +77,9 @@ def attacked(
 
     def run_fits(sizes: RunSizes) -> str:
         if share > 0 and round(share * sizes.population) == 0:
-            return f"{share:g} of {sizes.population} clients is nobody; raise share"
+            return f"{share:g} of {sizes.population} clients is no client; raise share"
         if from_round >= sizes.num_rounds:
-            return f"from_round {from_round} is behind the last round, {sizes.num_rounds - 1}: nobody would attack"
+            return f"from_round {from_round} is behind the last round, {sizes.num_rounds - 1}: no client would attack"
         return fits(sizes) if fits else ""
 
     return Method(

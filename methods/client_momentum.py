@@ -9,7 +9,7 @@ def client_momentum(*, beta: Decay = 0.9) -> Method:
     """Send m_k = (1 - beta) u_k + beta m_k in place of the update u_k; the first time m_k = u_k.
 
     Karimireddy, He and Jaggi 2021, "Learning from History for Byzantine Robust Optimization" (ICML), Algorithm 2, with a local
-    update in the place of a gradient. The mean over time makes honest clients alike, so that robust rules see attackers
+    update in the place of a gradient. The mean over time makes honest clients similar, so that robust rules see attackers
     more clearly: list client_momentum before the attack and the rule. m_k is client memory and changes only in rounds
     in which the client takes part.
 

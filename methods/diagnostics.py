@@ -1,4 +1,4 @@
-"""Diagnostics: measures of client drift, layers, classifier and features, beside an unchanged training."""
+"""Diagnostics: measures of client drift, layers, classifier and features, without changes to the training."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def effective_rank(values: Tensor) -> float:
     Args:
       values: (n,) singular values, >= 0.
     Returns:
-      Between 1 (one direction) and n (all alike); 0 where all are 0.
+      Between 1 (one direction) and n (all equal); 0 where all are 0.
     """
     total = float(values.sum())
     if total == 0:

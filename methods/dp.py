@@ -87,7 +87,7 @@ def dp(
     far as pseudo-random noise from a seed and float arithmetic are random and exact: docs/methods/privacy.md.
     Degenerate cases: with noise 0 updates are only clipped (the count keeps its noise), and epsilon is infinite. A
     client without a step adds 0 to the sum.
-    Refused beside dp: methods with a hook `report`, `weigh` or `overhear`, or with a server step that may read more
+    Refused together with dp: methods with a hook `report`, `weigh` or `overhear`, or with a server step that may read more
     than the noised sum.
 
     Args:
@@ -99,7 +99,7 @@ def dp(
       noise_cohort_size: cohort size for noise and epsilon, to simulate a large cohort with few clients (pfl-research,
         arXiv:2404.06430): the noise of the mean is z S / noise_cohort_size. null: cohort.size.
       accountant: how epsilon is computed; pld needs cohort.sampling poisson and some 0.03 s a round.
-      trust: methods that may run beside dp although dp would refuse them. Epsilon then holds only if these methods
+      trust: methods that may be combined with dp although dp would refuse them. Epsilon then holds only if these methods
         learn nothing about the clients, or if what they learn is protected in another way.
     Raises:
       ValueError: when the run is checked, shared buffers or no dp-accounting.

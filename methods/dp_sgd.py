@@ -9,7 +9,7 @@ from methods import local_dp
 from methods.dp import Delta, Noise, epsilon_after, private_init, spending
 from raysim.core.method import Batch, ClientView, GradFn, Method, Positive, ServerView, State
 
-#: Methods that may run beside dp_sgd: losses are means over examples; gradients and reports use examples only through
+#: Methods that may be combined with dp_sgd: losses are means over examples; gradients and reports use examples only through
 #: the noised steps.
 SAFE = local_dp.POST_PROCESSING | frozenset(
     ["fedprox", "fedacg", "feddyn", "scaffold", "fedrs", "fedlc", "norm_bounding", "clipped_clustering", "sign_guard"]
@@ -32,7 +32,7 @@ def dp_sgd(*, clip: Positive = 1.0, noise: Noise = 1.0, delta: Delta = 1e-5) -> 
     beside dp_sgd. The numbers of examples are public, as are the records of a simulation.
 
     A local step computes B gradients one after the other. `train/loss` is the loss of the last example of each batch.
-    Refused beside dp_sgd: methods that read the examples in another way, losses that are not a mean over examples, and
+    Refused together with dp_sgd: methods that read the examples in another way, losses that are not a mean over examples, and
     BatchNorm.
 
     Args:

@@ -41,7 +41,7 @@ def elastic(
         FedVG's tables use 0.3, which costs less than a third of a local epoch.
       as_in: "fl-bench": the rule behind FedVG's tables, with the sensitivity of whole tensors instead of elements.
     Raises:
-      MethodError: another method's weights are linear maps, or one per row beside as_in.
+      MethodError: another method's weights are linear maps, or one per row together with as_in.
     """
     by_element = as_in is None
 

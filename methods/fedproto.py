@@ -31,7 +31,7 @@ def fedproto(
 
     Args:
       strength: strength of the pull to the prototypes, >= 0; 1 in the released code, 0.1 in LIVAR's baseline.
-      share: what the clients share beside prototypes. "nothing": the original, in which every client keeps its own
+      share: what the clients share in addition to prototypes. "nothing": the original, in which every client keeps its own
         model, scored by `clients/personal_accuracy_*` (`clients/expected_personal_accuracy_*` if clients have no test
         rows), while the global model of `server/*` stays at its initial values. "weights": models are averaged as well,
         as in LIVAR's comparison.
@@ -127,7 +127,7 @@ def merged_prototypes(means: Tensor, counts: Tensor, *, over_examples: bool) -> 
     Args:
       means: (K, classes, width), any value where the count is 0; counts: (K, classes).
     Returns:
-      (classes, width) float32; NaN for a class that nobody holds.
+      (classes, width) float32; NaN for a class that no client has.
     """
     weights = normalised((counts if over_examples else counts > 0).double())
     table = (weights[:, :, None] * torch.where(counts[:, :, None] > 0, means.double(), 0.0)).sum(0)

@@ -62,7 +62,7 @@ def fedvg(
         update. The paper does not state the norm inside "delta".
       leaves: parameters that get these weights and whose norms are used: all, the classifier ("head"), everything but
         the classifier ("body"), or the adapters of model.lora. All other parameters keep the aggregation weights that
-        they have, for example those of a second method: `livar` with `components: head` beside `leaves: adapters`.
+        they have, for example those of a second method: `livar` with `components: head` and `leaves: adapters`.
       mix: "replace": these weights alone; "average": the mean of these weights and the clients' shares of the examples
         (the paper's FedAvg + FedVG); if another method of the run, such as `scaffold`, asks for equal weights, equal
         weights take the place of the shares.

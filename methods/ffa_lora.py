@@ -14,7 +14,7 @@ def ffa_lora() -> Method:
     whatever the weights p_k are. Every process derives A from the seed of the run (or reads it with `model.pretrained`), so
     it never travels: up and down go B and the head. Dropout of the adapters, momentum and weight decay work as without
     this method.
-    Refused: a model without adapters; and beside it methods that merge A and B by themselves (livar, flora).
+    Refused: a model without adapters, and a combination with methods that merge A and B by themselves (livar, flora).
     """
 
     def partition(part: Partition) -> Partition:

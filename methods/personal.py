@@ -29,7 +29,7 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
     BatchNorm's statistics follow its weights, also with "all" and with patterns that match the layer. Its counter of
     batches, which only a cumulative average (momentum None) uses, is the largest counter of the cohort.
     Degenerate cases: a client without a step keeps its values. A method that decides the weights of personal layers
-    alone, such as `fedvg` beside "all", is refused.
+    alone, such as `fedvg` with "all", is refused.
     Raises:
       ValueError: when the run is checked, a pattern that nothing trained matches, or "norm" in a network without such layers.
     """

@@ -41,7 +41,7 @@ def trimmed_mean(*, trim: float = 0.1) -> Method:
       trim: clients cut off at each end: a share below 0.5, rounded up to whole clients, or a whole number.
     Raises:
       ValueError: trim out of range.
-      MethodError: in a round, so few clients that nobody is left.
+      MethodError: in a round, so few clients that no client is left.
     """
     count_of = voters.counter("trimmed_mean", "trim", trim, below=0.5)
 

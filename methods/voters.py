@@ -22,7 +22,7 @@ from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, RunSizes, ServerView, State, Value
 from raysim.core.weights import Weights, normalised, scale
 
-#: Hooks without effect beside a rule that computes the update itself -> reason.
+#: Hooks without effect together with a rule that computes the update itself -> reason.
 NO_WEIGHTS = {"weigh": "every client's update counts the same, so weights would have no effect"}
 
 Rule = Callable[..., Any]

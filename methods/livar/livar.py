@@ -68,8 +68,8 @@ def livar(
         n) B_i A_i whether layer importance is on or off, so that lambda has an effect only from the next round on.
     The released form is {variance: released, evaluate: code}, with layers: examples where its switch is off.
     Degenerate cases: equal importances give 1/K. A class without two usable examples at any client falls back to the
-    variances of all examples, then to class counts; a class that nobody has keeps its row. Clients without a step get
-    weight 0; if nobody took one, all stays.
+    variances of all examples, then to class counts; a class that no client has keeps its row. Clients without a step get
+    weight 0; if no client took a step, nothing changes.
     Raises:
       ValueError: a table that is not 3 x 3 and positive; or, when the run starts, a head that is not one matrix and one
         vector, or table online where leaves are personal.

@@ -77,7 +77,7 @@ def merged_update(server: ServerView, *, by_examples: bool = False) -> Iterator[
     """
     for pair, a, b in factors_of(server):
         weights = example_shares(server) if by_examples else server.weights[pair.a.name]
-        assert isinstance(weights, Tensor)  # nobody else may decide the weights of adapters
+        assert isinstance(weights, Tensor)  # no other method may decide the weights of adapters
         refuse_factors(weights, pair.a.name, "the products of eq. 3 are weighed by shares")
         yield pair, *stacked(weights, a, b)
 

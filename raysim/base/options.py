@@ -57,7 +57,7 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def _meaning(parameter: inspect.Parameter, meaning: str) -> str:
-    """The meaning with the options beside which the option applies."""
+    """Return the meaning, followed by the options with which the option applies."""
     declared = [part for part in get_args(parameter.annotation) if isinstance(part, Counts)]
     conditions = ", and with ".join(counts.condition for counts in declared)
     return f"{meaning.removesuffix('.')}; applies with {conditions}" if conditions else meaning

@@ -161,7 +161,7 @@ def _contradictions(config: Config) -> Iterator[Fault]:
     if None not in (cohort.size, cohort.fraction):
         yield Fault("cohort", "size and fraction are both set; keep one")
     if config.num_clients < 1:
-        yield Fault("data.unseen_clients", "leaves nobody who trains; raise partition.num_clients, or drop it")
+        yield Fault("data.unseen_clients", "leaves no client that trains; raise partition.num_clients, or drop it")
     elif config.cohort_size > config.num_clients:
         size = f"{config.cohort_size} clients a round of a population of {config.num_clients}"
         yield Fault("cohort.size", f"{size}; lower cohort.size or raise partition.num_clients")

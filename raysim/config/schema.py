@@ -88,7 +88,7 @@ class LocalGroup(Group):
 
     @model_validator(mode="after")
     def _count_by_one(self) -> LocalGroup:
-        """The default of epochs applies where neither is given, and does not beside steps."""
+        """The default of epochs applies where neither is given, and does not if steps is given."""
         if self.steps is None and self.epochs is None:
             self.epochs = 1.0
         elif self.steps is not None and "epochs" not in self.model_fields_set:

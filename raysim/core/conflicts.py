@@ -89,7 +89,7 @@ def exclusions(methods: Sequence[Method]) -> list[str]:
         others, beside = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
         its = f"because of {'its' if len(others) == 1 else 'their'} `{hook}`"
         keep = "drop one" if len(pairs) == 1 else f"drop {listed(others, 'and')}, or {listed(beside, 'and')}"
-        faults.append(f"{listed(others, 'and')} cannot run beside {listed(beside, 'and')} {its}: {text}; {keep}")
+        faults.append(f"{listed(others, 'and')} cannot be combined with {listed(beside, 'and')} {its}: {text}; {keep}")
     return faults
 
 

@@ -244,7 +244,7 @@ def _check_shapes(batch: SetRows, info: SetInfo, first: int) -> None:
     for name, values, shape, dtype in (inputs, targets):
         if (values.shape[1:], str(values.dtype)) != (shape, dtype):
             what = f"{name} of shape {values.shape[1:]} and type {values.dtype} among {name} of shape {shape} and type {dtype}"
-            mend = "give all alike; images may be resized to one size"
+            mend = f"give all {name} the same shape and type; images may be resized to one size"
             raise DataError(what, f"{info.name}, from row {first}", mend)
     for column, values in batch.columns.items():
         if len(values) != len(batch.inputs) or (values.ndim != 1 and column in ("domain", "split")):

@@ -76,7 +76,7 @@ def make_report(paths: Sequence[Path], given: Settings, *, source: str = "the co
     if runs and timed is not None:
         times = [*relative_times(tables, group.rows, timed, beside)]
         if not times:
-            notes.append(f"`report.time`: no run beside {timed} has the seconds of two rounds or more.")
+            notes.append(f"`report.time`: no run other than {timed} has the seconds of two rounds or more.")
         extras += times
     if runs and target is not None:
         extras += costs(tables, group.rows, target)

@@ -240,7 +240,7 @@ def integration(report: ReportContents) -> Iterator[Figure]:
 
     A panel for each table and pair of rows.
 
-    Missing: no column label has two numbers, or no row is another one with an addition, such as FedProx + FedVG beside
+    Missing: no column label has two numbers, or no row is another one with an addition, such as FedProx + FedVG and
     FedProx.
     """
     tables, name = report.tables, numeric_label(report.tables)

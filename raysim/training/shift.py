@@ -1,4 +1,4 @@
-"""Feature shift: differences between the clients' inputs, beside differences in classes and numbers of examples."""
+"""Feature shift: differences between the clients' inputs, in addition to differences in classes and numbers of examples."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def check_room(sweep: Sweep, nodes: Sequence[Bundle]) -> None:
 
 
 def _unplaced(config: Config, nodes: Sequence[Bundle], *, may_grow: bool = False) -> list[Bundle]:
-    """Return the bundles of a trial, which are all alike, if they do not fit on the empty nodes; else none."""
+    """Return the bundles of a trial, which are all equal, if they do not fit on the empty nodes; else none."""
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     bundles = [bundle for bundle in bundles_of(config, gpus, may_grow=may_grow) if bundle]
     return bundles if sum(fitting(node, bundles[0]) for node in nodes) < len(bundles) else []

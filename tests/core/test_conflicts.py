@@ -64,7 +64,7 @@ def test_one_cause_is_one_fault_whatever_the_number_of_methods(root):
     rules = ["krum", "bulyan", "dnc", "trimmed_mean", "fltrust"]
     excluded, weights, merge = sorted(faults_of(root, rules), key=lambda text: "decide merge" in text)
     assert excluded.startswith(
-        "krum, dnc and fltrust cannot run beside bulyan and trimmed_mean because of their `weigh`"
+        "krum, dnc and fltrust cannot be combined with bulyan and trimmed_mean because of their `weigh`"
     )
     assert excluded.endswith("; drop krum, dnc and fltrust, or bulyan and trimmed_mean")
     assert weights.startswith("krum, dnc and fltrust all decide weights:")

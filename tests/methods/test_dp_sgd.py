@@ -89,7 +89,7 @@ def test_epsilon_is_that_of_the_client_with_the_most_of_poisson_steps(root):
 
 @pytest.mark.parametrize("other", ["moon", "univarfl", "fedsol", "fisher", "fedproto"])
 def test_methods_that_read_examples_without_noise_are_refused(root, other):
-    with pytest.raises(ConfigError, match=f"{other} cannot run beside dp_sgd because of its"):
+    with pytest.raises(ConfigError, match=f"{other} cannot be combined with dp_sgd because of its"):
         plan_of(root, ["dp_sgd", other])
 
 

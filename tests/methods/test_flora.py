@@ -201,15 +201,15 @@ def test_a_resumed_run_has_the_same_bits(root):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (["flora", "fedvg"], "fedvg cannot run beside flora because of its `report`: a client's trained model"),
-        (["flora", {"livar": {"components": "head"}}], "livar cannot run beside flora because of its `report`"),
-        (["ccvr", "flora"], "ccvr cannot run beside flora"),
-        (["moon", "flora"], "moon cannot run beside flora"),
+        (["flora", "fedvg"], "fedvg cannot be combined with flora because of its `report`: a client's trained model"),
+        (["flora", {"livar": {"components": "head"}}], "livar cannot be combined with flora because of its `report`"),
+        (["ccvr", "flora"], "ccvr cannot be combined with flora"),
+        (["moon", "flora"], "moon cannot be combined with flora"),
         (
             ["flora", {"fedvg_cosine": {"leaves": "head"}}],
-            "fedvg_cosine cannot run beside flora because of its `weigh`",
+            "fedvg_cosine cannot be combined with flora because of its `weigh`",
         ),
-        (["flora", {"flfa": {"candidates": ["head"]}}], "flfa cannot run beside flora because of its `forward`"),
+        (["flora", {"flfa": {"candidates": ["head"]}}], "flfa cannot be combined with flora because of its `forward`"),
         (["flora", "fedacg"], "A is drawn anew and B is zero"),
         (["flora", "fedavgm"], "flora and fedavgm both decide server-optimizer"),
         (["flora", "uniform"], "flora and uniform both decide weights:"),

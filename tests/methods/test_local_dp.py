@@ -73,8 +73,8 @@ def test_fedvg_scores_what_was_sent(root):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (["local_dp", "scaffold"], "scaffold cannot run beside local_dp because of its `report`"),
-        (["local_dp", "dp"], "cannot run beside"),
+        (["local_dp", "scaffold"], "scaffold cannot be combined with local_dp because of its `report`"),
+        (["local_dp", "dp"], "cannot be combined with"),
     ],
 )
 def test_reports_without_noise_are_refused(methods, words, root):

@@ -1,4 +1,4 @@
-"""dp: what is clipped, what is added, and what is refused beside it."""
+"""dp: what is clipped, what is added, and what is refused together with it."""
 
 from __future__ import annotations
 
@@ -245,18 +245,18 @@ def test_sum_and_count_together_cost_what_the_noise_says(noise, size):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (["dp", "fedvg"], "fedvg cannot run beside dp because of its .report."),
-        (["dp", "fisher"], "fisher cannot run beside dp because of its .report."),
-        (["scaffold", "dp"], "scaffold cannot run beside dp because of its `report`: clients' reports"),
-        (["dp", "fednova"], "fednova cannot run beside dp because of its `report`"),
-        (["dp", "fedadam"], "fedadam cannot run beside dp because of its `server_update`"),
-        (["dp", "flfa"], "flfa cannot run beside dp because of its `server_update`"),
+        (["dp", "fedvg"], "fedvg cannot be combined with dp because of its .report."),
+        (["dp", "fisher"], "fisher cannot be combined with dp because of its .report."),
+        (["scaffold", "dp"], "scaffold cannot be combined with dp because of its `report`: clients' reports"),
+        (["dp", "fednova"], "fednova cannot be combined with dp because of its `report`"),
+        (["dp", "fedadam"], "fedadam cannot be combined with dp because of its `server_update`"),
+        (["dp", "flfa"], "flfa cannot be combined with dp because of its `server_update`"),
         (
             ["tests.support.toys:copies_the_others", "dp"],
-            "copies_the_others cannot run beside dp because of its `overhear`",
+            "copies_the_others cannot be combined with dp because of its `overhear`",
         ),
         (["fedavgm", "dp"], "put dp before fedavgm"),
-        ([{"dp": {"trust": ["scaffold"]}}, "scaffold", "feddyn"], "feddyn cannot run beside dp"),
+        ([{"dp": {"trust": ["scaffold"]}}, "scaffold", "feddyn"], "feddyn cannot be combined with dp"),
     ],
 )
 def test_what_would_see_clients_without_noise_is_refused(root, methods, words):

@@ -155,26 +155,32 @@ def test_rules_hold_off_clients_that_turn_around_which_fedavg_does_not(root):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (["fedvg", "coordinate_median"], "fedvg cannot run beside coordinate_median because of its `weigh`: every"),
+        (
+            ["fedvg", "coordinate_median"],
+            "fedvg cannot be combined with coordinate_median because of its `weigh`: every",
+        ),
         (["krum", "fedvg"], "krum and fedvg both decide weights"),
         (["coordinate_median", {"trimmed_mean": {}}], "both decide merge: drop one"),
         (["norm_bounding", "krum"], "put krum before norm_bounding"),
         *(
-            ([rule, "feddyn"], f"{rule} cannot run beside feddyn because of its `is_robust`: h sums up every client's")
+            (
+                [rule, "feddyn"],
+                f"{rule} cannot be combined with feddyn because of its `is_robust`: h sums up every client's",
+            )
             for rule in ("coordinate_median", "krum", "norm_bounding", "sign_guard")
         ),
         (
             ["krum", "fedproto"],
-            "krum cannot run beside fedproto because of its `is_robust`: prototypes are means over every",
+            "krum cannot be combined with fedproto because of its `is_robust`: prototypes are means over every",
         ),
-        (["coordinate_median", "fedproto"], "coordinate_median cannot run beside fedproto"),
+        (["coordinate_median", "fedproto"], "coordinate_median cannot be combined with fedproto"),
         (
             ["elastic", "krum"],
-            "krum cannot run beside elastic because of its `is_robust`: sensitivities are means over every",
+            "krum cannot be combined with elastic because of its `is_robust`: sensitivities are means over every",
         ),
         (
             ["ccvr", "trimmed_mean"],
-            "trimmed_mean cannot run beside ccvr because of its `is_robust`: the statistics are sums",
+            "trimmed_mean cannot be combined with ccvr because of its `is_robust`: the statistics are sums",
         ),
         ([{"krum": {"select": 50}}], r"methods\[0\].krum: needs the updates of 52 clients at least, and a round has 7"),
         ([{"trimmed_mean": {"trim": 4}}], "trimmed_mean: needs the updates of 9 clients at least, and a round has 7"),

@@ -85,7 +85,7 @@ def test_notes_stand_on_the_terminal(tmp_path):
     output = CliRunner().invoke(app, ["report", str(root), "--time", "FedAvg", "--figure", "gains"]).output
     for note in (
         "note: `report.against`: no row 'FedVG'",
-        "note: `report.time`: no run beside FedAvg has the seconds of two rounds or more.",
+        "note: `report.time`: no run other than FedAvg has the seconds of two rounds or more.",
         "note: Figure `gains` is not drawn: it needs report.baseline and two columns or more.",
     ):
         assert note in " ".join(output.split())

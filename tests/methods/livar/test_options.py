@@ -113,7 +113,7 @@ def test_options_beside_as_in_are_refused(make, options, words):
         (["livar", "fedavgm"], "livar and fedavgm both decide server-optimizer"),
         ([{"livar": {"layers": "examples"}}, "fedvg"], "livar and fedvg both decide weights:"),
         (["livar", {"livar": {"components": "head"}}], "livar is listed twice"),
-        (["livar", "ccvr"], "ccvr cannot run beside livar because of its `is_phase`: .* evaluate: factors"),
+        (["livar", "ccvr"], "ccvr cannot be combined with livar because of its `is_phase`: .* evaluate: factors"),
     ],
 )
 def test_what_cannot_run_with_livar_is_refused(methods, words, root):
