@@ -22,7 +22,7 @@ from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
 from raysim.cli.recipes import show_recipes
 from raysim.cli.terminal import LiveLine, Progress, command_began, err, out
-from raysim.cli.unexpected import shown_once, told
+from raysim.cli.unexpected import message_of, shown_once
 from raysim.data.readers.reader_options import ReaderOptions
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -81,9 +81,9 @@ def run(
             stack.enter_context(ray_ahead([parsed.model.kind]))  # Ray starts early: the checks from here on seldom fail
         progress = Progress(command_began())
         with progress.line as line:
-            told = line.listener()
+            listener = line.listener()
             finished = launch.finished_run(
-                raw, source, told, on_start=progress.start, on_round=progress.round, on_summary=progress.summary
+                raw, source, listener, on_start=progress.start, on_round=progress.round, on_summary=progress.summary
             )
     from raysim.folders.storage import address
 
@@ -297,7 +297,7 @@ def main() -> None:
         _end_process(ended.code)
         raise
     except Exception as error:
-        line, status = told(error)
+        line, status = message_of(error)
         err.print(line, markup=False)
         _end_process(status)
         sys.exit(status)

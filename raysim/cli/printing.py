@@ -82,7 +82,7 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
         table.add_column(escape(column), justify="left" if column in names else "right")
     for trial in trials[:MOST_ROWS]:
         end = outcomes[trial.name]
-        cells = [_short(end.labels.get(name, "")) for name in names] + [told(end) for told in columns.values()]
+        cells = [_short(end.labels.get(name, "")) for name in names] + [cell_of(end) for cell_of in columns.values()]
         table.add_row(*map(escape, cells))
     if len(trials) > MOST_ROWS:
         table.caption = f"{len(trials) - MOST_ROWS} more in results.csv"

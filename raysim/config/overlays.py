@@ -10,7 +10,7 @@ from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.settings import Raw, Settings
 from raysim.config.counting import value_at
 from raysim.config.faults import nearest
-from raysim.config.reading import lay_over, settled
+from raysim.config.reading import set_keys, without_idle
 from raysim.config.sweep import (
     OF_THE_SWEEP,
     SCALED,
@@ -52,7 +52,7 @@ def layered(
     first = {key: value for key, value in values.items() if head(key) == "scale" or (key == "tune" and value is None)}
     call: Settings = {key: value for key, value in values.items() if key not in first}
     result = copy.deepcopy(dict(raw))
-    lay_over(result, first, source, where=where)
+    set_keys(result, first, source, where=where)
     result = _without_null_sweep(result)
     file = copy.deepcopy(result)
     scale = _scale(result, source) if is_scaled else {}
@@ -63,7 +63,7 @@ def layered(
         _choose(result, library, axis, choices, where)
     refuse(_unknown_conditions(result, library), source)
     _drop_stale_labels(result, file, {*call, *(axes or {})})
-    result = settled(result, [call, *([scale] if is_scaled else []), file])
+    result = without_idle(result, [call, *([scale] if is_scaled else []), file])
     if (later := axes_as_written(result)) and (scale or call or axes):
         added = {key: [*scale[key], *call[key]] for key in scale.keys() & call.keys() if key.endswith("+")}
         before = without_keys(as_mapping(value_at(result, "tune.fixed")), later)  # of an earlier call
@@ -73,7 +73,7 @@ def layered(
 
 def _lay(raw: Settings, settings: Raw, library: dict[str, Raw], where: str, source: str) -> Settings:
     """Apply the sweep-level settings of a layer in place; return the settings to be applied again in each trial."""
-    lay_over(raw, {key: value for key, value in settings.items() if head(key) in OF_THE_SWEEP}, source, where=where)
+    set_keys(raw, {key: value for key, value in settings.items() if head(key) in OF_THE_SWEEP}, source, where=where)
     for axis, labels in _labels(raw).items():
         library[axis] = {**library.get(axis, {}), **labels}
     of_trials = {key: value for key, value in settings.items() if head(key) not in OF_THE_SWEEP}
@@ -83,7 +83,7 @@ def _lay(raw: Settings, settings: Raw, library: dict[str, Raw], where: str, sour
     is_sweep = bool(axes_as_written(raw))
     # Settings that may need a label are applied in the trials.
     now = {key: value for key, value in of_trials.items() if not is_sweep or not may_need_labels(raw, key)}
-    lay_over(raw, now, source, where=where)
+    set_keys(raw, now, source, where=where)
     return of_trials
 
 
@@ -149,7 +149,7 @@ def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], w
             raise ConfigError(
                 [Fault(axis, f"names a label twice, got {', '.join(map(str, choices))}; keep one")], where
             )
-    lay_over(raw, {key_of(axis): {kind: values}}, where, where=where)
+    set_keys(raw, {key_of(axis): {kind: values}}, where, where=where)
 
 
 def _unknown_conditions(raw: Raw, library: Raw) -> Iterator[Fault]:

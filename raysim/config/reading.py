@@ -33,8 +33,8 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     source = str(path) if path else "the command line"
     raw = _read_file(config_file(path), ()) if path else {}
     below, values = copy.deepcopy(raw), parse_overrides(overrides)
-    lay_over(raw, values, source)
-    return settled(raw, (values, below))
+    set_keys(raw, values, source)
+    return without_idle(raw, (values, below))
 
 
 def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
@@ -63,10 +63,10 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     for group, value in raw.items():
         both = isinstance(value, dict) and isinstance(result.get(group), dict)
         result[group] = {**result[group], **value} if both else value
-    return settled(result, (raw, below))
+    return without_idle(result, (raw, below))
 
 
-def settled(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
+def without_idle(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
     """Drop settings without effect because another layer overrides their condition; a warning names them.
 
     Settings of the uppermost layer are kept; they are refused later.
@@ -105,7 +105,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     return values
 
 
-def lay_over(raw: Settings, values: Mapping[str, object], source: str, *, where: str = "the command line") -> None:
+def set_keys(raw: Settings, values: Mapping[str, object], source: str, *, where: str = "the command line") -> None:
     """Set values by dotted keys in a raw configuration; a value replaces a whole group.
 
     Args:

@@ -40,7 +40,7 @@ from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.settings import Raw, Settings
 from raysim.config.counting import left_idle, remove, sets, value_at
 from raysim.config.method_lists import methods_text
-from raysim.config.reading import lay_over
+from raysim.config.reading import set_keys
 from raysim.config.schema import Config
 
 #: Domains whose values can be listed; the others (uniform, loguniform, randint ...) are drawn by Ray Tune.
@@ -303,4 +303,4 @@ def set_all(raw: Settings, settings: object, where: str, source: str) -> None:
     """Lay settings over a configuration, in place."""
     if not isinstance(settings, Mapping):
         raise ConfigError([Fault(where, f"must hold settings such as `local.lr: 0.1`, got {settings!r}")], source)
-    lay_over(raw, {str(key): value for key, value in settings.items()}, source, where=f"{where} of {source}")
+    set_keys(raw, {str(key): value for key, value in settings.items()}, source, where=f"{where} of {source}")

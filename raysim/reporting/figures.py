@@ -153,9 +153,9 @@ def ranks(report: ReportContents) -> Iterator[Figure]:
             drawn = [std or math.nan for std in stds]
             axes.barh(range(len(rows)), means, 0.8, xerr=drawn, color=colours, ecolor="#777777")
             for place, (mean, std) in enumerate(zip(means, stds, strict=True)):
-                told = axes.annotate(rounded.format(mean), (mean + std, place), (3, 0), textcoords="offset points")
-                told.set(va="center", fontsize=7)
-                told.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
+                number = axes.annotate(rounded.format(mean), (mean + std, place), (3, 0), textcoords="offset points")
+                number.set(va="center", fontsize=7)
+                number.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line
             if report.baseline in group:
                 axes.axvline(group[report.baseline].mean, color=COLOURS[1], linewidth=0.8)
             axes.set_yticks(range(len(rows)), list(map(literal, rows)), fontsize=8)

@@ -147,8 +147,8 @@ def other_methods(runs: Sequence[ReportedRun]) -> list[str]:
     notes = []
     for labels, found in cells.items():
         if len(found) > 1:
-            told = "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items())
-            what = f"One cell of {dict(labels).get('method')} averages over several methods: {told}."
+            methods = "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items())
+            what = f"One cell of {dict(labels).get('method')} averages over several methods: {methods}."
             notes.append(f"{what} Tell them apart by `labels`.")
     return notes
 
@@ -229,8 +229,8 @@ def pooled(one: Cell, other: Cell, names: Sequence[str]) -> Cell:
     scores: dict[Label, float] = {}
     folders: dict[Label, Path] = {}
     for cell in (one, other):
-        told = {key: value for key, value in cell.labels.items() if key in names}
-        prefix = f"{label_text(told)}, seed " if told else ""
+        shown = {key: value for key, value in cell.labels.items() if key in names}
+        prefix = f"{label_text(shown)}, seed " if shown else ""
         scores |= {f"{prefix}{seed}": score for seed, score in cell.scores.items()}
         folders |= {f"{prefix}{seed}": folder for seed, folder in cell.folders.items()}
     labels = {key: value for key, value in one.labels.items() if key not in names}

@@ -209,8 +209,8 @@ class Run:
         """
         rows = self._files.progress_rows()
         last = {name: float(text) for row in rows for name, text in row.items() if text}
-        told = {name: float(value) for name, value in self.summary.items() if isinstance(value, int | float)}
-        return {name: value for name, value in (told | last).items() if math.isfinite(value)}
+        numbers = {name: float(value) for name, value in self.summary.items() if isinstance(value, int | float)}
+        return {name: value for name, value in (numbers | last).items() if math.isfinite(value)}
 
 
 class Runs(Sequence[Run]):

@@ -131,7 +131,7 @@ def _tune_all(source: _Source, nodes: Sequence[Bundle], callbacks: Sequence[tune
                 what = f"Ray ended processes of trials {num_failures} times ({reason})"
                 mend = "lower tune.max_concurrent, or free memory; the same command resumes unfinished trials"
                 raise RaysimError(what, source.sweep.folder.name, mend) from error
-            source.watch.told(f"Ray ended processes of trials ({reason}); the trials resume")
+            source.watch.say(f"Ray ended processes of trials ({reason}); the trials resume")
         is_left = source.take_unfinished()
         nodes = ray_nodes() if is_left else nodes
 
@@ -241,7 +241,7 @@ class _Watch(tune.Callback):
         self._losses: Counter[str] = Counter()
         self.expect(waiting)
 
-    def told(self, line: str) -> None:
+    def say(self, line: str) -> None:
         """Print a line."""
         self._say(f"  {line}")
 

@@ -116,8 +116,8 @@ def outcome(sweep: Sweep, trial: SweepTrial) -> Outcome:
     seconds = sum(float(row["system/round_s"]) for row in rows)
     main = main_of(rows[0] if rows else ())
     last, best = scores[main], scores[f"best_{main}"]
-    told = headlines(rows) if rows else {}
-    return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message, last, best, told, main)
+    shown = headlines(rows) if rows else {}
+    return Outcome(status.name, dict(trial.config.labels), score, best_round, seconds, message, last, best, shown, main)
 
 
 def known_score(end: Outcome) -> float | None:

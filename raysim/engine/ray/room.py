@@ -101,9 +101,9 @@ def _is_out_of_reach(group: PlacementGroup, share: Mapping[str, float]) -> bool:
     of Ray's autoscaler reports nothing: the run waits until `wait_s` is over.
     """
     status = GetClusterStatusReply.FromString(internal_kv_get_gcs_client().get_cluster_status())
-    told = status.autoscaling_state
-    if not any(group.id.hex() in each.details for each in told.infeasible_gang_resource_requests):
+    autoscaler = status.autoscaling_state
+    if not any(group.id.hex() in each.details for each in autoscaler.infeasible_gang_resource_requests):
         return False
     free = sum(fitting(room, share) for room in available_resources_per_node().values())
     is_free = free >= sum(fitting(room, share) for room in offered())
-    return is_free and not told.pending_instance_requests and not told.pending_instances
+    return is_free and not autoscaler.pending_instance_requests and not autoscaler.pending_instances

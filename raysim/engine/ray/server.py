@@ -177,12 +177,12 @@ class RayServer:
         Raises:
           ClusterLost: the server is lost, or the head of the cluster accepts no connections for GONE_S seconds.
         """
-        heard = time.monotonic()
+        answered = time.monotonic()
         try:
             while not ray.wait([asked], timeout=PAUSE_S, fetch_local=False)[0]:
                 if can_connect(self._head):
-                    heard = time.monotonic()
-                elif time.monotonic() - heard >= GONE_S:
+                    answered = time.monotonic()
+                elif time.monotonic() - answered >= GONE_S:
                     raise ClusterLost("the head of the cluster was lost", self._head, GO_ON)
             return ray.get(asked)
         except RayTaskError:
