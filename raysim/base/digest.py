@@ -37,8 +37,8 @@ def _add_to(whole: hashlib._Hash, value: object, above: frozenset[int]) -> None:
       above: ids of the values that contain this value, so that a function that refers to itself ends.
     """
     if id(value) not in above:
-        own, parts = _parted(value)
-        whole.update(own)
+        content, parts = _parted(value)
+        whole.update(content)
         for part in parts:
             _add_to(whole, part, above | {id(value)})
 

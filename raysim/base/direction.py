@@ -60,11 +60,11 @@ def direction_of(metric: str, given: Direction | None = None, *, key: str = "mod
     name = metric.rpartition(":")[2].rpartition("/")[2]
     bare = name[_BEFORE.match(name).end() :]  # type: ignore[union-attr]  # it matches an empty text
     declared = [each for each in DIRECTIONS if f"{bare}_".startswith(f"{each}_")]
-    found = DIRECTIONS[max(declared, key=len)] if declared else None
-    if found is None:
+    direction = DIRECTIONS[max(declared, key=len)] if declared else None
+    if direction is None:
         text = f"{bare!r} does not declare a better direction; use another metric, or set {bare}.direction in its code"
         raise ConfigError([Fault(key, text)], "the configuration")
-    return found
+    return direction
 
 
 def best_round(scores: Mapping[int, float], metric: str) -> int | None:

@@ -37,9 +37,9 @@ class SettingIgnored(UserWarning):
     """A setting has no effect and was left out."""
 
 
-def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
+def did_you_mean(name: str, candidates: Iterable[str], *, most: int = 1) -> str:
     """`Did you mean 'fedvg'? ` with the nearest of the known names; empty if none is near."""
-    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most)
+    near = difflib.get_close_matches(name, list(dict.fromkeys(candidates)), n=most)
     return f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
 
 
@@ -73,8 +73,8 @@ class DataError(RaysimError):
 
 def refuse(faults: Iterable[Fault], source: str) -> None:
     """Raise ConfigError unless the list of faults is empty."""
-    if found := tuple(faults):
-        raise ConfigError(found, source)
+    if all_faults := tuple(faults):
+        raise ConfigError(all_faults, source)
 
 
 @contextmanager

@@ -44,9 +44,9 @@ def options_of(make: Callable[..., object]) -> list[Option]:
 
     The meaning of an option is given in one place, the section `Args:` of the function's docstring.
     """
-    known = meanings(make)
+    texts = meanings(make)
     return [
-        Option(name, values_of(parameter.annotation), _default(parameter), _meaning(parameter, known.get(name, "")))
+        Option(name, values_of(parameter.annotation), _default(parameter), _meaning(parameter, texts.get(name, "")))
         for name, parameter in inspect.signature(make, eval_str=True).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
     ]
@@ -65,16 +65,16 @@ def _meaning(parameter: inspect.Parameter, meaning: str) -> str:
 
 def meanings(make: Callable[..., object]) -> dict[str, str]:
     """Option -> its meaning, from the section `Args:` of the docstring; an entry may stand for several, `eps, form: ...`."""
-    found: dict[str, list[str]] = {}
+    lines_of_options: dict[str, list[str]] = {}
     names: list[str] = []
     for line in _sections(make)[1]:
         entry = re.match(r"  (\w+(?:, \w+)*):(?: (.*))?$", line)
         if entry:
             names, line = entry[1].split(", "), entry[2] or ""
-            found |= {name: [] for name in names}
+            lines_of_options |= {name: [] for name in names}
         for name in names:
-            found[name].append(line.strip())
-    return {name: " ".join(filter(None, lines)) for name, lines in found.items()}
+            lines_of_options[name].append(line.strip())
+    return {name: " ".join(filter(None, lines)) for name, lines in lines_of_options.items()}
 
 
 def text_of(make: Callable[..., object]) -> str:

@@ -127,8 +127,8 @@ def refuse_shadows() -> None:
     """
     home = Path(__file__).resolve().parents[2]
     for name in ("methods", "cluster"):
-        found = importlib.util.find_spec(name)
-        file = Path(found.origin).resolve() if found is not None and found.origin else None
+        spec = importlib.util.find_spec(name)
+        file = Path(spec.origin).resolve() if spec is not None and spec.origin else None
         ours = home / name / "__init__.py"  # a wheel has no package `cluster`
         if file is not None and ours.is_file() and file != ours:
             place = file.parent if file.name == "__init__.py" else file
@@ -242,19 +242,19 @@ def packed(settings: object) -> OwnCode:
     return OwnCode(functions, tuple(dict.fromkeys(folder for folder in folders if folder is not None)))
 
 
-def receive(own: OwnCode) -> None:
+def receive(code: OwnCode) -> None:
     """Unpack the functions sent by `packed` in this process."""
     import pickle
 
-    sys.path.extend(folder for folder in own.folders if folder not in sys.path)
-    for name, content in own.functions.items():
+    sys.path.extend(folder for folder in code.folders if folder not in sys.path)
+    for name, content in code.functions.items():
         _BY_VALUE[name] = pickle.loads(content)
 
 
 def _imported(module: str, name: str) -> object:
     with contextlib.suppress(ImportError, AttributeError):
-        found: object = importlib.import_module(module)
+        target: object = importlib.import_module(module)
         for part in name.split("."):
-            found = inspect.getattr_static(found, part)
-        return found
+            target = inspect.getattr_static(target, part)
+        return target
     return None

@@ -97,12 +97,12 @@ def assign(raw: Settings, key: str, value: object) -> None:
     holder = raw
     for depth, name in enumerate([*parents, last]):
         place = ".".join(parents[:depth])
-        found = _holder(group, name)
-        if found is None:
+        next_holder = _holder(group, name)
+        if next_holder is None:
             raise KeyError(
                 f"{place} lists no {name!r}" if isinstance(group, list) else f"{place} is not a group of keys"
             )
-        holder = found
+        holder = next_holder
         if depth < len(parents):
             if holder.get(name) is None:
                 holder[name] = {}

@@ -20,7 +20,7 @@ FORMULA = ("=", "+", "-", "@")
 
 def visible(text: str, *, keep: str = "") -> str:
     r"""Escape control characters as in Python, `\n` or `\x1b`, except characters in `keep`."""
-    return CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 
 
 def all_visible(value: T) -> T:
