@@ -37,8 +37,8 @@ def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Verb], Verb]
 
     def declared(verb: Verb) -> Verb:
         signature = inspect.signature(verb, eval_str=True)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        verb.__dict__["__signature__"] = signature.replace(parameters=[*own, *options])
+        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        verb.__dict__["__signature__"] = signature.replace(parameters=[*parameters, *options])
         return verb
 
     return declared

@@ -216,7 +216,7 @@ def methods(
             "\nThe names of timm and transformers:FOLDER are further models. `raysim methods --model NAME` shows the layer "
             "blocks of any."
         )
-        print_functions({"Models": {known: architecture.build for known, architecture in MODELS.items()}})
+        print_functions({"Models": {name: architecture.build for name, architecture in MODELS.items()}})
 
 
 @app.command()

@@ -66,8 +66,8 @@ def best_trials(sweep: Sweep, trials: Sequence[SweepTrial], outcomes: Mapping[st
     table = Table(title=f"{sweep.folder.name}: {count} trial{'s' * (len(trials) != 1)}, by {ranking}{order}")
     labels = [outcome.labels for outcome in outcomes.values()]
     names = differing(labels) or list(dict.fromkeys(name for each in labels for name in each))
-    found = [outcomes[trial.name].headlines for trial in trials]
-    headlines = differing([{name: _number(value, ".4g") for name, value in each.items()} for each in found])
+    all_headlines = [outcomes[trial.name].headlines for trial in trials]
+    headlines = differing([{name: _number(value, ".4g") for name, value in each.items()} for each in all_headlines])
     is_finished = all(outcomes[trial.name].status == "completed" for trial in trials[:MOST_ROWS])
     columns: dict[str, Callable[[Outcome], str]] = {
         **({metric: lambda end: _number(end.score), "its best round": _best_round} if ranking == metric else {}),
@@ -124,7 +124,7 @@ def calibrate_and_print(raw: Raw, source: str, beside: Sequence[Path]) -> None:
     for column in table.columns:
         column.justify = "right"
     for name, coefficients, published in zip(("low", "mid", "high"), result["table"], TABLES["paper"], strict=True):
-        cells = (f"{own:.4f} ({paper:.3f})" for own, paper in zip(coefficients, published, strict=True))
+        cells = (f"{fitted:.4f} ({paper:.3f})" for fitted, paper in zip(coefficients, published, strict=True))
         table.add_row(f"I_A {name}", *cells)
     out.print(table)
     file = result_folder(plan) / FILE
