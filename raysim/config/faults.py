@@ -71,30 +71,30 @@ def options_model(function: Callable[..., object]) -> type[BaseModel]:
     return create_model("Options", __base__=Checked, **fields)
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, candidates: Sequence[str]) -> str:
     """Return a hint for an unknown name: near names, and all known names."""
-    return f"{did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
+    return f"{did_you_mean(name, candidates)}Known: {', '.join(sorted(candidates))}"
 
 
-def unknown(name: str, known: Iterable[str], kind: str) -> str:
+def unknown(name: str, candidates: Iterable[str], kind: str) -> str:
     """Return the message for an unknown name, where `module:function` is allowed as well."""
-    return f"unknown {kind} {name!r}. {nearest(name, list(known))}; or module:function for your own"
+    return f"unknown {kind} {name!r}. {nearest(name, list(candidates))}; or module:function for your own"
 
 
 def unique_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Merge the errors of each place: the demands of a union's alternatives, joined by "or", or one custom message."""
-    found: dict[Place, ErrorDetails] = {}
+    by_place: dict[Place, ErrorDetails] = {}
     for error in errors:
         place = tuple(part for part in error["loc"] if not _is_tag(part))
-        before = found.get(place)
+        before = by_place.get(place)
         if before is None or error["type"] == "value_error":
-            found[place] = {**error, "loc": place}
+            by_place[place] = {**error, "loc": place}
         elif before["type"] != "value_error":
             more = error["msg"].replace("Input should be ", "")
             if error["type"] == "string_pattern_mismatch":  # beside words, text names a function of the user's own
                 more = "module:function"
             before["msg"] += f" or {more[:1].lower()}{more[1:]}"
-    return list(found.values())
+    return list(by_place.values())
 
 
 def _is_tag(part: int | str) -> bool:

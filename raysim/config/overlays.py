@@ -129,11 +129,11 @@ def _labels(raw: Raw) -> dict[str, Raw]:
 def choices_of(raw: Raw, source: str, *, is_scaled: bool) -> dict[str, list[object]]:
     """Return axis -> labels that a call may choose, including labels of `scale`; empty for axes with values."""
     both = [raw, layered(raw, {}, source, is_scaled=True)] if is_scaled else [raw]
-    found: dict[str, list[object]] = {axis: [] for each in both for axis in axes_as_written(each)}
+    choices: dict[str, list[object]] = {axis: [] for each in both for axis in axes_as_written(each)}
     for each in both:
         for axis, labels in _labels(each).items():
-            found[axis] += [label for label in labels if label not in found[axis]]
-    return found
+            choices[axis] += [label for label in labels if label not in choices[axis]]
+    return choices
 
 
 def _choose(raw: Settings, library: Raw, axis: str, choices: Sequence[object], where: str) -> None:

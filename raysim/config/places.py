@@ -82,8 +82,8 @@ def located(config: Config) -> Config:
     for name, key in (("data", "files"), ("partition", "file"), ("time", "traces")):
         group = getattr(config, name)
         if path := getattr(group, key, None):
-            found = str(located_path(Path(path).expanduser()).absolute())
-            config = config.model_copy(update={name: group.model_copy(update={key: found})})
+            absolute_path = str(located_path(Path(path).expanduser()).absolute())
+            config = config.model_copy(update={name: group.model_copy(update={key: absolute_path})})
     return config
 
 

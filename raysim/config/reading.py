@@ -196,18 +196,18 @@ def _data_contradictions(config: Config) -> Iterator[Fault]:
 def _validation_contradictions(config: Config) -> Iterator[Fault]:
     """Yield contradictions in `data.validation_set`."""
     data, chosen = config.data, config.data.validation_set
-    external, own, place = chosen.external, chosen.from_clients, "data.validation_set.from_clients"
+    external, from_clients, place = chosen.external, chosen.from_clients, "data.validation_set.from_clients"
     is_changed = chosen != ValidationSetGroup(external=external)
     if (external.name is None) != (external.mapping is None):
         yield Fault("data.validation_set.external", "needs both name and mapping; set both or none")
     if is_changed and not data.validation and external.name is None:
         yield Fault("data.validation_set", "no validation set; raise data.validation")
-    if own.share > 0 and (last := max(own.clients)) >= config.num_clients:
+    if from_clients.share > 0 and (last := max(from_clients.clients)) >= config.num_clients:
         text = f"client {last} of {config.num_clients}; clients are counted from 0, name others"
         yield Fault(place, text)
-    if own.share > 0 and chosen.imbalance is not None:
+    if from_clients.share > 0 and chosen.imbalance is not None:
         yield Fault(place, "sets the classes, and so does imbalance; keep one")
-    if own.share > 0 and external.name is not None:
+    if from_clients.share > 0 and external.name is not None:
         yield Fault(place, "is drawn from the set's own held-out rows, not from an external set; keep one")
     is_by_client = data.split_within_clients or config.partition.scheme.name == "file"
     if chosen.order == "client" and not is_by_client and external.name is None:

@@ -37,11 +37,11 @@ def shipped_file(name: str) -> Path:
     Raises:
       ConfigError: there is none; with the nearest names.
     """
-    known = {full: file for kind in KINDS for full, file in shipped_files(kind).items()}
-    matching = [full for full in known if name in (full, full.partition(":")[2])]
+    files = {full: file for kind in KINDS for full, file in shipped_files(kind).items()}
+    matching = [full for full in files if name in (full, full.partition(":")[2])]
     if not matching:
-        raise ConfigError([Fault(name, f"no file of raysim has this name. {hint(name, known)}")], "the call")
-    return known[matching[0]]
+        raise ConfigError([Fault(name, f"no file of raysim has this name. {hint(name, files)}")], "the call")
+    return files[matching[0]]
 
 
 def config_file(name: str | Path, beside: Path | None = None) -> Path:
@@ -54,10 +54,10 @@ def config_file(name: str | Path, beside: Path | None = None) -> Path:
     """
     text = str(name)
     if is_recipe_name(text):
-        known = recipes()
-        if text not in known:
-            raise ConfigError([Fault(text, f"no recipe has this name. {hint(text, known)}")], "the call")
-        return known[text]
+        files = recipes()
+        if text not in files:
+            raise ConfigError([Fault(text, f"no recipe has this name. {hint(text, files)}")], "the call")
+        return files[text]
     return Path(name) if beside is None else beside / name
 
 
@@ -71,6 +71,6 @@ def recipes() -> dict[str, Path]:
     return {full: file for kind in RECIPES for full, file in shipped_files(kind).items()}
 
 
-def hint(name: str, known: Iterable[str]) -> str:
+def hint(name: str, candidates: Iterable[str]) -> str:
     """Return a sentence with the known full names nearest to a name."""
-    return f"{did_you_mean(name, known, most=3)}`raysim recipes` lists the files of raysim"
+    return f"{did_you_mean(name, candidates, most=3)}`raysim recipes` lists the files of raysim"

@@ -120,10 +120,10 @@ def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -
 def _overridden(values: Raw, result: Raw, layers: Sequence[tuple[str, Raw]]) -> Iterator[Fault]:
     """Yield a fault for each value of an axis that another layer overrides in the trial."""
     for axis, value in values.items():
-        own, settings = next(layer for layer in reversed(layers) if layer[0] == f"{axis}={value}")
+        own_layer, settings = next(layer for layer in reversed(layers) if layer[0] == f"{axis}={value}")
         if list(settings) == [axis] and value_at(result, axis) != value:
             winner = next(name for name, each in layers if any(f"{axis}.".startswith(f"{key}.") for key in each))
-            if winner != own:  # else a layer changes an entry of the value, such as an option of a method
+            if winner != own_layer:  # else a layer changes an entry of the value, such as an option of a method
                 mend = "choose other labels, or tie the axis with tune.only"
                 yield Fault(axis, f"{value} is overridden by {winner}; {mend}")
 
@@ -242,12 +242,12 @@ def _domain_fault(raw: Raw, axis: str, domain: object) -> str:
         return ""
     for label, settings in named.items():
         keys = settings if isinstance(settings, Mapping) else ()
-        own = [key for key in keys if head(key) in OF_THE_SWEEP]
-        if own:
-            return f"{label} sets {own[0]}, which belongs to the sweep; remove the setting"
+        sweep_keys = [key for key in keys if head(key) in OF_THE_SWEEP]
+        if sweep_keys:
+            return f"{label} sets {sweep_keys[0]}, which belongs to the sweep; remove the setting"
     unknown = ", ".join(str(label) for label in options(domain) if label not in named)
-    known = ", ".join(map(str, named))
-    return f"tune.settings.{axis} has no settings for {unknown}; known: {known}" if unknown else ""
+    labels = ", ".join(map(str, named))
+    return f"tune.settings.{axis} has no settings for {unknown}; known: {labels}" if unknown else ""
 
 
 def is_listed(domain: Raw) -> bool:
