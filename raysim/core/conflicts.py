@@ -70,7 +70,7 @@ def conflicts(
         for claim in [] if lacking else sorted(method.claims):
             if not any(_covers(claim, resource) for resource in resources):
                 nothing = f"{method.name} claims {claim}, but no trained and shared tensor has the name"
-                faults.append(f"{nothing}: {_known(claim, resources)}")
+                faults.append(f"{nothing}: {_resources_of_kind(claim, resources)}")
     faults += exclusions(methods)
     pairs = list(combinations([m for m in methods if not m.is_phase], 2))
     pairs = [pair for pair in pairs if not exclusions(pair)]
@@ -135,7 +135,7 @@ def _replaces(method: Method, kind: str) -> bool:
     return any(claim.partition(":")[0] == kind for claim in method.claims)
 
 
-def _known(claim: str, resources: Sequence[str]) -> str:
+def _resources_of_kind(claim: str, resources: Sequence[str]) -> str:
     kind = claim.partition(":")[0]
     same = [resource for resource in resources if resource.partition(":")[0] == kind]
     return f"there are {', '.join(same[:6])}{' ...' if len(same) > 6 else ''}" if same else f"there is no {kind} at all"
