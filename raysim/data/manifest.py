@@ -346,33 +346,33 @@ def other_test(name: str, other: PreparedSet, images: PreparedSet) -> OtherTest:
     Raises:
       DataError: a class that `images` does not have, other inputs or targets, or no test row.
     """
-    info, own = other.info, images.info
-    known, where = list(own.classes), f"data.test_sets, {name}"
-    missing = [cls for cls in info.classes if cls not in known]
+    info, images_info = other.info, images.info
+    classes, where = list(images_info.classes), f"data.test_sets, {name}"
+    missing = [cls for cls in info.classes if cls not in classes]
     if missing:
-        what = f"{len(missing)} classes are missing in {own.name!r}, such as {missing[0]!r}"
+        what = f"{len(missing)} classes are missing in {images_info.name!r}, such as {missing[0]!r}"
         raise DataError(what, where, "take a set whose classes have the same names")
-    theirs, ours = ((each.target_type, each.target_shape, each.input_type) for each in (info, own))
-    if theirs != ours or (not own.is_images and info.shape != own.shape):
+    theirs, ours = ((each.target_type, each.target_shape, each.input_type) for each in (info, images_info))
+    if theirs != ours or (not images_info.is_images and info.shape != images_info.shape):
         what = f"inputs of {info.input_type} {info.shape} with targets of {info.target_type} {info.target_shape}"
-        raise DataError(what, where, f"take a set with inputs and targets like {own.name}")
-    if own.is_images and info.shape[2] not in (1, own.shape[2]):
-        what = f"images with {info.shape[2]} channels for a set with {own.shape[2]}"
+        raise DataError(what, where, f"take a set with inputs and targets like {images_info.name}")
+    if images_info.is_images and info.shape[2] not in (1, images_info.shape[2]):
+        what = f"images with {info.shape[2]} channels for a set with {images_info.shape[2]}"
         raise DataError(what, where, "take a set with as many channels, or a grey set")
     splits = other.splits
     rows = np.arange(len(other)) if splits is None else np.flatnonzero(splits == TEST)
     if not len(rows):
         raise DataError("the official split has no test row", where, "take another set")
-    if info.columns != own.columns and info.columns and own.columns:
-        what = f"columns {', '.join(info.columns[:8])} for a set with {', '.join(own.columns[:8])}"
+    if info.columns != images_info.columns and info.columns and images_info.columns:
+        what = f"columns {', '.join(info.columns[:8])} for a set with {', '.join(images_info.columns[:8])}"
         raise DataError(
             what, where, "prepare both sets from tables with the same columns, or from one table with splits"
         )
-    has_classes = own.groups is own.classes
-    if not has_classes and info.classes != own.classes:
-        what = f"outputs {', '.join(info.classes[:8])} for a set with {', '.join(own.classes[:8])}"
-        raise DataError(what, where, f"take a set with the outputs of {own.name}, in the same order")
-    relabel = np.array([known.index(cls) for cls in info.classes], np.int64)
+    has_classes = images_info.groups is images_info.classes
+    if not has_classes and info.classes != images_info.classes:
+        what = f"outputs {', '.join(info.classes[:8])} for a set with {', '.join(images_info.classes[:8])}"
+        raise DataError(what, where, f"take a set with the outputs of {images_info.name}, in the same order")
+    relabel = np.array([classes.index(cls) for cls in info.classes], np.int64)
     labels = relabel[other.labels[rows]] if has_classes else None
     return OtherTest(name, str(other.path), info.checksum, rows, labels)
 
@@ -383,7 +383,7 @@ def _partition(
     """Return the given rows, partitioned into clients."""
     # Targets are read only if the scheme may use them, since they may be long sequences.
     targets = images.targets if spec.scheme == "quantiles" or ":" in spec.scheme else images.labels
-    known = {
+    arguments = {
         **vars(spec),
         "domains": None if images.domains is None else images.domains[rows],
         "targets": targets[rows],
@@ -391,5 +391,5 @@ def _partition(
         "on_drawn": on_drawn,
         "rng": numpy_generator(derive_seed(spec.seed, "partition")),
     }
-    parts = divide(images.labels[rows], spec.scheme, spec.form, known)
+    parts = divide(images.labels[rows], spec.scheme, spec.form, arguments)
     return cut_at(rows[np.concatenate(parts)], [len(part) for part in parts])

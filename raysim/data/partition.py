@@ -139,8 +139,8 @@ def domain(
     With one domain per client and as many clients as domains, client k holds the k-th domain (UniVarFL on PACS and
     HAM10000).
     """
-    known = _known(domains, "domain")
-    names = np.unique(known)
+    column = _domain_column(domains, "domain")
+    names = np.unique(column)
     slots = np.arange(num_clients * domains_per_client) % len(names)
     if domains_per_client > len(names):
         what = f"{domains_per_client} domains a client of a set that has {len(names)}"
@@ -151,12 +151,12 @@ def domain(
         raise DataError(what, "partition domain", f"raise {enough}")
     has = np.zeros((len(names), num_clients), np.bool_)
     has[slots, np.arange(len(slots)) // domains_per_client] = True
-    return _deal_evenly(known, has, rng)
+    return _deal_evenly(column, has, rng)
 
 
 def natural(labels: np.ndarray, num_clients: int, *, domains: np.ndarray | None) -> Parts:
     """Give client k the rows with the k-th value of the domain column, in ascending order."""
-    values = np.unique(_known(domains, "natural"))
+    values = np.unique(_domain_column(domains, "natural"))
     if len(values) != num_clients:
         what = f"{num_clients} clients, but the column has {len(values)} values"
         raise DataError(what, "partition natural", f"set partition.num_clients to {len(values)}")
@@ -227,23 +227,23 @@ SCHEMES: dict[str, dict[str, Callable[..., Parts]]] = {
 BY_CLASS = ("dirichlet", "labels", "shards", "nine_plus_one")
 
 
-def divide(labels: np.ndarray, scheme: str, form: str, known: Mapping[str, Any]) -> Parts:
+def divide(labels: np.ndarray, scheme: str, form: str, arguments: Mapping[str, Any]) -> Parts:
     """Return the positions of each client by a scheme.
 
     Args:
       scheme: a key of SCHEMES, or `module:function` of the user's own; form: form of the scheme, empty for the first.
-      known: name -> value of possible arguments; a scheme gets the arguments that its signature names.
+      arguments: name -> value of each possible argument; a scheme gets the arguments that its signature names.
     Raises:
       DataError: a client has fewer than `min_samples` examples, or the partition is not possible.
     """
-    check_enough(len(labels), known["num_clients"], known["min_samples"], scheme)
+    check_enough(len(labels), arguments["num_clients"], arguments["min_samples"], scheme)
     if ":" in scheme:
-        parts = own_parts(scheme, labels, known, json.loads(known["options"] or "{}"))
+        parts = own_parts(scheme, labels, arguments, json.loads(arguments["options"] or "{}"))
     else:
         function = SCHEMES[scheme][form or next(iter(SCHEMES[scheme]))]
         taken = inspect.signature(function).parameters
-        parts = function(labels, **{name: value for name, value in known.items() if name in taken})
-    check_sizes(np.array([len(part) for part in parts]), known["min_samples"], scheme)
+        parts = function(labels, **{name: value for name, value in arguments.items() if name in taken})
+    check_sizes(np.array([len(part) for part in parts]), arguments["min_samples"], scheme)
     return parts
 
 
@@ -280,7 +280,7 @@ def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: Gene
     return _sorted_parts(rng.permutation(num_examples), sizes)
 
 
-def _known(domains: np.ndarray | None, scheme: str) -> np.ndarray:
+def _domain_column(domains: np.ndarray | None, scheme: str) -> np.ndarray:
     if domains is None:
         mend = "choose a set with domains (folders domain/class), or another partition.scheme"
         raise DataError("the set has no domain column", f"partition {scheme}", mend)
@@ -315,20 +315,20 @@ def find_scheme(name: str) -> Callable[..., object]:
     return with_given(own_function(name, "partition"), NEEDED, OFFERED)
 
 
-def own_parts(name: str, labels: np.ndarray, known: Mapping[str, Any], options: Raw) -> Parts:
+def own_parts(name: str, labels: np.ndarray, arguments: Mapping[str, Any], options: Raw) -> Parts:
     """Return the partition of a user's function, after checking it.
 
     Raises:
       OwnCodeError: the function fails. DataError: the returned value is not a partition.
     """
-    offered = {key: known[key] for key in OFFERED}
-    found = find_scheme(name)(labels=labels, num_clients=known["num_clients"], **offered, **options)
+    offered = {key: arguments[key] for key in OFFERED}
+    partition = find_scheme(name)(labels=labels, num_clients=arguments["num_clients"], **offered, **options)
     where = f"partition {name}, {place_of(own_function(name, 'partition'))}"
     mend = "return an array of positions in `labels` for each client"
-    if not isinstance(found, Sequence | np.ndarray) or len(found) != known["num_clients"]:
-        count = f" of {len(found)}" if isinstance(found, Sequence | np.ndarray) else ""
-        raise DataError(f"got {type(found).__name__}{count} for {known['num_clients']} clients", where, mend)
-    parts = [np.asarray(part, np.int64) if not len(part) else np.asarray(part) for part in found]
+    if not isinstance(partition, Sequence | np.ndarray) or len(partition) != arguments["num_clients"]:
+        count = f" of {len(partition)}" if isinstance(partition, Sequence | np.ndarray) else ""
+        raise DataError(f"got {type(partition).__name__}{count} for {arguments['num_clients']} clients", where, mend)
+    parts = [np.asarray(part, np.int64) if not len(part) else np.asarray(part) for part in partition]
     for client, part in enumerate(parts):
         is_whole = part.ndim == 1 and np.issubdtype(part.dtype, np.integer)
         if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):

@@ -70,8 +70,8 @@ def _on_this_node(num_tasks: int) -> Placement:
     wait silently. The number of concurrent tasks is limited instead.
     """
     me = ray.get_runtime_context().get_node_id()
-    own = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == me)
-    bounded: Placement = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(own) or os.cpu_count() or 1))}
+    cpus = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == me)
+    bounded: Placement = {"num_cpus": 0, "concurrency": max(1, min(num_tasks, int(cpus) or os.cpu_count() or 1))}
     if sum(node["Alive"] for node in ray.nodes()) == 1:
         return bounded
     return {**bounded, "scheduling_strategy": NodeAffinitySchedulingStrategy(me, soft=False)}

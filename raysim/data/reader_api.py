@@ -221,21 +221,21 @@ def fingerprint(read: Callable[..., object], files: Path | None, options: Raw) -
     return digest.hexdigest()
 
 
-def _contents(found: object, read: Callable[..., object]) -> Contents:
+def _contents(result: object, read: Callable[..., object]) -> Contents:
     """Convert the result of a user's reader to contents; raises DataError for an unsupported result."""
     where = place_of(read)
-    if isinstance(found, Contents):
-        return found
-    if isinstance(found, tuple) and len(found) == 2:
-        found = {"inputs": found[0], "targets": found[1]}
+    if isinstance(result, Contents):
+        return result
+    if isinstance(result, tuple) and len(result) == 2:
+        result = {"inputs": result[0], "targets": result[1]}
     names = ("inputs", "targets", "classes", "domains", "splits", "task", "vocabulary")
-    if isinstance(found, Mapping):
-        found = {{"images": "inputs", "labels": "targets"}.get(str(name), str(name)): found[name] for name in found}
-    if not isinstance(found, Mapping) or not {"inputs", "targets"} <= set(found) <= set(names):
-        what = f"a reader returned {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
+    if isinstance(result, Mapping):
+        result = {{"images": "inputs", "labels": "targets"}.get(str(name), str(name)): result[name] for name in result}
+    if not isinstance(result, Mapping) or not {"inputs", "targets"} <= set(result) <= set(names):
+        what = f"a reader returned {sorted(result) if isinstance(result, Mapping) else type(result).__name__}"
         mend = f"return (inputs, targets), or a mapping with both and perhaps {', '.join(names[2:])}"
         raise DataError(what, where, mend)
-    return array_contents(**found, where=where)
+    return array_contents(**result, where=where)
 
 
 #: Task -> (numpy kinds allowed for targets, number of axes of the targets; None for any number).

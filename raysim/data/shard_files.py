@@ -142,17 +142,17 @@ def clients_per_shard(num_clients: int) -> int:
 
 def _wanted(manifest: Manifest) -> Iterator[_Wanted]:
     """Yield the planned files of a federation: of consecutive clients, then of the held-out sets."""
-    own, count = manifest.set_path, clients_per_shard(len(manifest.clients))
+    set_path, count = manifest.set_path, clients_per_shard(len(manifest.clients))
     for number, start in enumerate(range(0, len(manifest.clients), count)):
         rows = np.concatenate(manifest.clients[start : start + count])
-        yield _Wanted(f"clients-{number:05d}", own, rows)
+        yield _Wanted(f"clients-{number:05d}", set_path, rows)
     if len(manifest.validation):
-        path = manifest.external[0] if manifest.external else own
+        path = manifest.external[0] if manifest.external else set_path
         yield _Wanted("validation", path, manifest.validation, manifest.validation_labels)
     if len(manifest.test):
-        yield _Wanted("test", own, manifest.test)
+        yield _Wanted("test", set_path, manifest.test)
     if len(manifest.unseen):
-        yield _Wanted("unseen", own, manifest.unseen)
+        yield _Wanted("unseen", set_path, manifest.unseen)
     for other in manifest.test_sets:
         yield _Wanted(f"test-{other.name}", other.path, other.rows, other.labels)
 

@@ -114,8 +114,8 @@ def prepare(
     source, save_as = SOURCES[name], save_as or name
     for field in fields(options):
         if getattr(options, field.name) != field.default and field.name not in source.options:
-            known = ", ".join(map(option, source.options)) or "none"
-            raise DataError(f"{name} has no option {option(field.name)}", "", f"its options: {known}")
+            names = ", ".join(map(option, source.options)) or "none"
+            raise DataError(f"{name} has no option {option(field.name)}", "", f"its options: {names}")
     if files is not None and not source.has_files:
         raise DataError(f"{name} is made here and reads no files", str(files), "drop --root")
     if options.size is None and (options.resize or options.interpolation):

@@ -234,10 +234,10 @@ def external_rows(
     """
     where, targets, sources = f"validation set {external.info.name}", *zip(*spec.mapping, strict=True)
     known_classes = ((f"the set's {len(classes)}", targets, classes), ("the external", sources, external.info.classes))
-    for owner, named, known in known_classes:
-        if missing := sorted(set(named) - set(known)):
+    for owner, named, class_names in known_classes:
+        if missing := sorted(set(named) - set(class_names)):
             what = f"the mapping names {', '.join(map(repr, missing))}, not among {owner} classes"
-            raise DataError(what, where, f"known: {', '.join(list(known)[:100])}")
+            raise DataError(what, where, f"known: {', '.join(list(class_names)[:100])}")
     if len(set(sources)) < len(sources):
         raise DataError("a class is mapped twice", where, "map each class once")
     relabel = {external.info.classes.index(source): list(classes).index(target) for target, source in spec.mapping}

@@ -115,9 +115,9 @@ def _from_npz(path: Path, classes: tuple[str, ...] = (), task: str | None = None
         return contents
     columns = [[None] * len(keys) if each is None else cut_at(each, counts) for each in (targets, owners, splits)]
     streams = []
-    for (_, images, name), own, *others in zip(keys, *columns, strict=True):
-        check_range(own, 2 if task == "labels" else len(contents.classes), f"{path}, {name}, row")
-        streams.append(_stream(path, images, own, *others))
+    for (_, images, name), part_targets, *others in zip(keys, *columns, strict=True):
+        check_range(part_targets, 2 if task == "labels" else len(contents.classes), f"{path}, {name}, row")
+        streams.append(_stream(path, images, part_targets, *others))
     return replace(contents, batches=chain.from_iterable(streams))
 
 
@@ -125,14 +125,14 @@ def _npz_domains(
     archive: Mapping[str, np.ndarray], keys: Sequence[tuple[str, str, str]], counts: Sequence[int], path: Path
 ) -> tuple[tuple[str, ...], np.ndarray | None]:
     """Return (domain names, (n,) int64 domain of all rows, part after part); ((), None) for a file without domains."""
-    found = [_spelled(archive, DOMAIN_KEYS, part) for part, _, _ in keys]
-    if not any(found):
+    key_lists = [_spelled(archive, DOMAIN_KEYS, part) for part, _, _ in keys]
+    if not any(key_lists):
         return (), None
-    if any(len(names) != 1 for names in found):
-        what = f"{sorted({name for names in found for name in names})} are not one array of domains for each part"
+    if any(len(names) != 1 for names in key_lists):
+        what = f"{sorted({name for names in key_lists for name in names})} are not one array of domains for each part"
         raise DataError(what, str(path), "give one array domains or clients beside the images of each part")
-    values = [archive[names[0]] for names in found]
-    for (name,), each, count in zip(found, values, counts, strict=True):
+    values = [archive[names[0]] for names in key_lists]
+    for (name,), each, count in zip(key_lists, values, counts, strict=True):
         if each.shape != (count,) or each.dtype.kind not in "iuU":
             what = f"{name} of shape {each.shape} and type {each.dtype} for {count} rows"
             raise DataError(what, str(path), "give one word or whole number a row")

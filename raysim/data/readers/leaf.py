@@ -32,12 +32,12 @@ def read_leaf(request: Request) -> Contents:
     """Return contents of files in LEAF's layout. Raises DataError: another layout, or rows of several kinds."""
     root = request.root / "data" if (request.root / "data").is_dir() else request.root
     parts = [part for part in PARTS if (root / part).is_dir()]
-    found = [(part, path) for part in parts or [""] for path in sorted((root / part).glob("*.json"))]
-    if not found:
+    files = [(part, path) for part in parts or [""] for path in sorted((root / part).glob("*.json"))]
+    if not files:
         raise DataError("no .json file", str(root), "give the folder that holds train/*.json and test/*.json")
     rows, owners, codes = [], [], []
-    splits_of_files = split_codes([part for part, _ in found]) if parts else np.zeros(len(found), np.int8)
-    for (_, path), split in zip(found, splits_of_files, strict=True):
+    splits_of_files = split_codes([part for part, _ in files]) if parts else np.zeros(len(files), np.int8)
+    for (_, path), split in zip(files, splits_of_files, strict=True):
         for user, x, y in _examples(path):
             rows.append((x, y))
             owners.append(user)
@@ -54,7 +54,7 @@ def read_leaf(request: Request) -> Contents:
         contents = _of_tokens(xs, ys, given)
     else:
         contents = array_contents(*_arrays(xs, ys, str(root)), **given)
-    return replace(contents, files=[path for _, path in found], domains=tuple(map(str, names)))
+    return replace(contents, files=[path for _, path in files], domains=tuple(map(str, names)))
 
 
 def _examples(path: Path) -> Iterator[tuple[str, Any, Any]]:
@@ -64,8 +64,8 @@ def _examples(path: Path) -> Iterator[tuple[str, Any, Any]]:
     data = content.get("user_data") if isinstance(content, Mapping) else None
     if not isinstance(data, Mapping):
         raise DataError("no `user_data`", str(path), "give files in the layout of LEAF")
-    for user, own in data.items():
-        x, y = (own.get(name) if isinstance(own, Mapping) else None for name in ("x", "y"))
+    for user, user_data in data.items():
+        x, y = (user_data.get(name) if isinstance(user_data, Mapping) else None for name in ("x", "y"))
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not all(x):
             raise DataError(f"user {user!r} has no lists x and y of one length", str(path), "give one y for each x")
         yield from ((str(user), *example) for example in zip(x, y, strict=True))

@@ -55,14 +55,14 @@ class ReaderOptions:
         way = "squashed" if self.resize == "squash" else "shorter side, the middle cut out"
         return "" if self.size is None else f"{self.size} x {self.size}, {way}, {self.interpolation or 'bilinear'}"
 
-    def of_rows(self, known: Sequence[str]) -> str:
+    def of_rows(self, options: Sequence[str]) -> str:
         """Return the options that decide the rows, as on the command line; empty for defaults.
 
         Args:
-          known: options of the reader. Readers with the option `resize` report their size in `resizing` instead.
+          options: options of the reader. Readers with the option `resize` report their size in `resizing` instead.
         """
         names = ["target", "task", "drop", "missing", "missing_target", "dates", "length", "count", "seed", "domains"]
-        names += ["size"] * ("resize" not in known)
+        names += ["size"] * ("resize" not in options)
         words = [f"{option(name)} {value}" for name in names if (value := getattr(self, name)) is not None]
         return " ".join(words + ["--codes"] * self.codes)
 

@@ -86,9 +86,9 @@ def _texts(root: Path, domains: object) -> tuple[dict[str, list[str]], list[Path
 def read_shakespeare(request: Request) -> Contents:
     """Read tiny Shakespeare (input.txt of char-rnn) with the speakers as domains."""
     text = _read(the_one_file(request.root, ".txt"))
-    found = len(text), len(set(text))
-    if found != SHAKESPEARE:
-        what = "{:,} characters, {} different; {:,} and {} expected".format(*found, *SHAKESPEARE)
+    counts = len(text), len(set(text))
+    if counts != SHAKESPEARE:
+        what = "{:,} characters, {} different; {:,} and {} expected".format(*counts, *SHAKESPEARE)
         mend = "fetch the file again, or use `prepare text`"
         raise DataError(f"not the published tiny Shakespeare: {what}", str(request.root), mend)
     return read_text(replace(request, options=replace(request.options, domains="speakers")))

@@ -189,13 +189,13 @@ def _image_files(root: Path) -> list[Path]:
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    seen, found = set(), []
+    seen, places = set(), []
     for folder, _, names in os.walk(root, followlinks=True):
         if (real := os.path.realpath(folder)) in seen:
             raise DataError("a link to a folder that is read already", folder, "remove the link")
         seen.add(real)
-        found += [(folder, name) for name in names if name.lower().endswith(IMG_EXTENSIONS)]
-    return [Path(*place) for place in sorted(found)]
+        places += [(folder, name) for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+    return [Path(*place) for place in sorted(places)]
 
 
 def _with_splits(pictures: Sequence[ImageFile], splits: Mapping[str, int], root: Path, table: str) -> list[ImageFile]:
@@ -232,8 +232,8 @@ def _decoded(request: Request, pictures: Sequence[ImageFile]) -> Iterator[SetRow
     decoding = map_in_threads(partial(decode, options=request.options, shape=shape, mode=mode), work)
     for part, pixels in zip(parts, decoding, strict=True):
         _, *columns = zip(ImageFile._fields, zip(*part, strict=True), strict=True)
-        known = {f"{name}s": np.array(values) for name, values in columns if None not in values}
-        yield SetRows(pixels, known.pop("labels"), **known)
+        arrays = {f"{name}s": np.array(values) for name, values in columns if None not in values}
+        yield SetRows(pixels, arrays.pop("labels"), **arrays)
 
 
 def decode(
