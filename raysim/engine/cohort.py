@@ -191,8 +191,8 @@ def counters_of(cohort: Cohort, layout: Layout, before: Mapping[str, int]) -> di
     if not cohort.is_kept.any():
         return dict(before)
     shared, personal = ({leaf.layer for leaf in leaves} for leaves in (layout.shared, layout.personal))
-    own = personal - shared
+    unshared = personal - shared
     return {
-        name: before.get(name, 0) if name.rpartition(".")[0] in own else int(cohort.kept(values).max())
+        name: before.get(name, 0) if name.rpartition(".")[0] in unshared else int(cohort.kept(values).max())
         for name, values in cohort.reports.counters.items()
     }

@@ -155,8 +155,8 @@ def evaluation(
                 warnings.simplefilter("ignore")  # scikit-learn warns of missing classes
                 numbers |= {f"server/{name}": float(metric(labels, score.logits)) for name, metric in metrics.items()}
     if "unseen" in scores and federation.unseen_sizes is not None:
-        own = of.client_means(task.values(scores["unseen"].columns), federation.unseen_sizes)
-        numbers |= of_rows("unseen") | spread_of(f"clients/unseen_{task.of_part}", task.finish(own))
+        by_client = of.client_means(task.values(scores["unseen"].columns), federation.unseen_sizes)
+        numbers |= of_rows("unseen") | spread_of(f"clients/unseen_{task.of_part}", task.finish(by_client))
     for name in federation.test_sets:
         values = task.values(scores[f"test-{name}"].columns)
         numbers[f"server/{task.of_part}_{name}"] = float(task.finish(values.mean()))
@@ -182,8 +182,8 @@ def _of_test_set(score: Score, federation: Federation, num_outputs: int, task: T
             if not math.isnan(mean):
                 numbers[f"server/{task.of_part}_domain_{'_'.join(name.split())}"] = mean
     if federation.test_sizes is not None:
-        own = of.client_means(values, federation.test_sizes)
-        return numbers | spread_of(f"clients/{task.of_part}", task.finish(own))
+        by_client = of.client_means(values, federation.test_sizes)
+        return numbers | spread_of(f"clients/{task.of_part}", task.finish(by_client))
     cells = training_cells(federation)
     table = of.cell_means(values, score.labels, federation.test_domains, (cells.shape[1], cells.shape[2]))
     return numbers | spread_of(f"clients/expected_{task.of_part}", task.finish(of.expected_means(cells, table)))

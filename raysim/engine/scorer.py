@@ -48,8 +48,8 @@ def map_features(
         examples = trainer.data.slice(part)
         features = features_of(trainer.model, examples, trainer.transform, batch_size=trainer.evaluation_batch)
         # A copy for each slice: if the function writes to it, results must not depend on which slices a trainer has.
-        own = unpack(shared, trainer.model.device)
-        answers.append(pack(function(features, examples.targets, own)))
+        unpacked = unpack(shared, trainer.model.device)
+        answers.append(pack(function(features, examples.targets, unpacked)))
     return answers
 
 
@@ -61,9 +61,9 @@ def map_test(
     answers = []
     trainer.module.eval()
     for part in slices:
-        own = unpack(shared, trainer.model.device)
+        unpacked = unpack(shared, trainer.model.device)
         answers.append(
-            [pack(function(trainer.model, batch, own)) for batch in trainer.batches_of(trainer.data.slice(part))]
+            [pack(function(trainer.model, batch, unpacked)) for batch in trainer.batches_of(trainer.data.slice(part))]
         )
     return answers
 
@@ -106,7 +106,7 @@ class Scorer:
         state: Tensor,
         counters: Mapping[str, int],
         override: Mapping[str, Tensor] | None = None,
-        known: Mapping[str, Score] | None = None,
+        computed: Mapping[str, Score] | None = None,
         *,
         names: Iterable[str] | None = None,
     ) -> dict[str, Score]:
@@ -115,19 +115,19 @@ class Scorer:
         Args:
           state: [num_state].
           override: leaf name -> tensor that replaces the leaf, of any shape with which the model can run.
-          known: scores of this model that were computed before.
+          computed: scores of this model that were computed before.
         """
-        found = dict(known or {})
-        missing = [name for name in (self._counts if names is None else names) if name not in found]
+        scores = dict(computed or {})
+        missing = [name for name in (self._counts if names is None else names) if name not in scores]
         # One call for the slices of all sets, so that trainers do not wait at the end of each set.
         slices = [part for name in missing for part in self._slices(name)]
         if not slices:
-            return found
+            return scores
         point = EvaluationPoint(pack(state), dict(counters), pack(dict(override or {})))
         parts: dict[str, list[Score]] = {}
         for part, score in zip(slices, self._pool.on_slices(Trainer.evaluate, point, slices), strict=True):
             parts.setdefault(part.held_out, []).append(score)
-        return found | {name: joined_slices(scores) for name, scores in parts.items()}
+        return scores | {name: joined_slices(of_slices) for name, of_slices in parts.items()}
 
     def on_test(self, call: ModelCall, state: Tensor, counters: Mapping[str, int]) -> list[Value]:
         """Return the answers of `map_features` or `map_test` for a model, one per slice of the test set, in order."""

@@ -274,8 +274,8 @@ class Server:
         """Return the metrics of the global model on the held-out sets."""
         return self._scored({}, {})[0]
 
-    def _scored(self, override: Mapping[str, Tensor], known: Mapping[str, Score]) -> Evaluation:
-        scores = self.scorer.scores(self.state, self.counters, override, known)
+    def _scored(self, override: Mapping[str, Tensor], computed: Mapping[str, Score]) -> Evaluation:
+        scores = self.scorer.scores(self.state, self.counters, override, computed)
         return evaluation(scores, self.federation, self.num_outputs, self.metrics, self.task)
 
     def _is_due(self, round_index: int) -> bool:

@@ -160,7 +160,7 @@ class Trainer:
         for view in views.values():
             view.num_steps = num_steps
         is_scored = current.message.is_scored
-        own = phase.stack.own_model(views, is_scored=is_scored)
+        own_model = phase.stack.own_model(views, is_scored=is_scored)
         peak, sent_bytes, trained = take_update(phase, views, self._vectors, client, model, start)
         methods, more = take_reports(phase, views, self._vectors, client, self.layout)
         # `raysim.core.hooks.called` checks each call of a hook; the backward pass of a hook's loss is outside the call.
@@ -169,7 +169,7 @@ class Trainer:
             remedy = "work on a copy: all clients start from the same vector"
             raise MethodError(f"a hook of {names} wrote to client.start", "a backward pass", remedy)
         kept = take_memory(phase, views, self.layout, trained)
-        own = trained if own is None and self.layout.personal else own
+        own_model = trained if own_model is None and self.layout.personal else own_model
         report = Reports(
             client=np.array([client]),
             block=np.array([block]),
@@ -181,7 +181,7 @@ class Trainer:
             peaks={"update": peak} | more,
             counters={name: np.array([count]) for name, count in model.counts().items()},
             methods=methods,
-            personal=self._personal_score(client, own)[None] if own is not None and is_scored else None,
+            personal=self._personal_score(client, own_model)[None] if own_model is not None and is_scored else None,
         )
         # Last, so that the time of reports and memory is included.
         seconds, origin = np.array([time.perf_counter() - began]), ""
@@ -200,18 +200,18 @@ class Trainer:
         # With personal leaves, each client has a starting point of its own, which is subtracted for the update.
         return self.model.state.clone()
 
-    def _personal_score(self, client: int, own: Tensor) -> np.ndarray:
+    def _personal_score(self, client: int, own_model: Tensor) -> np.ndarray:
         """Return the mean test value, see `Task`, of a client's personal model.
 
         (domains, classes) float64, by domain and class; (1, 1), on the client's test rows, if clients have test rows.
         NaN without an example.
 
         Args:
-          own: [num_state], the personal model, which replaces the loaded state.
+          own_model: [num_state], the personal model, which replaces the loaded state.
         """
         federation = self.federation
         start, end = federation.test_range(client)
-        self.model.state.copy_(own)
+        self.model.state.copy_(own_model)
         score = self._score(Slice("test", start, end))
         values = self.task.values(score.columns) if len(score) else np.zeros(0)
         if federation.test_sizes is not None:
@@ -341,9 +341,9 @@ def _begun(
     memory: dict[str, State] = unpack(packed, trainer.model.device) if packed is not None else {}
     start = trainer._load(current, memory)
     views = client_views(trainer, current, client, examples, start, memory)
-    own = current.phase.stack.begin(views)
-    if own is not None:
-        trainer.model.state.copy_(own)
+    own_start = current.phase.stack.begin(views)
+    if own_start is not None:
+        trainer.model.state.copy_(own_start)
     return start, views
 
 

@@ -243,14 +243,14 @@ class RayPool:
         """Call each trainer once for all its parts; answers of a remote node are summed on the node."""
         parts = _by_trainer(asked, "sums")
         # All trainers are called before the first answer is awaited.
-        partials = {one.actor.call.remote(call, own): one for one, own in parts.items()}
+        partials = {one.actor.call.remote(call, part): one for one, part in parts.items()}
         self.slots.watch.all(partials)
         by_node: dict[str, dict[Ref, Watched]] = {}
         for ref, one in partials.items():
             by_node.setdefault(one.process.node, {})[ref] = one
         here: list[Answer] = self._answers(by_node.pop(self._here, {}).items())
         # Each node sends a single sum of the model's size, for any number of trainers.
-        away = dict(_added_there(own) for own in by_node.values())
+        away = dict(_added_there(sums) for sums in by_node.values())
         self.slots.watch.all(away)
         if away:
             total, size_bytes = _brought([*away])
@@ -266,21 +266,21 @@ class RayPool:
 
         def attempt() -> list[Packed]:
             self._train_lost([task for task, _ in asked])
-            own = _by_trainer(asked, "columns")
-            clients = ray.put([one.clients for some in own.values() for one in some])
+            held = _by_trainer(asked, "columns")
+            clients = ray.put([one.clients for some in held.values() for one in some])
             entries = (cuts[0].end - cuts[0].start) * sum(len(some.clients) for _, some in asked)
-            count = min(len(own), len(cuts))  # trainers that call the function; all trainers send their rows
+            count = min(len(held), len(cuts))  # trainers that call the function; all trainers send their rows
             at_once = count * max(1, COLUMN_ENTRIES // entries)
             answers: list[Packed] = []
             for first in range(0, len(cuts), at_once):
                 few = cuts[first : first + at_once]
                 shares = [few[number::count] or few[:1] for number in range(count)]
                 # All trainers are asked for rows before any trainer calls the function: a waiting trainer cannot send.
-                rows = [one.actor.columns.options(num_returns=count).remote(some, shares) for one, some in own.items()]
+                rows = [one.actor.columns.options(num_returns=count).remote(some, shares) for one, some in held.items()]
                 dealt = zip(*([row] if count == 1 else row for row in rows), strict=True)
                 calls = [
                     (one.actor.call.remote(sent, share, clients, *part), one)
-                    for one, share, part in zip([*own][:count], shares, dealt, strict=True)
+                    for one, share, part in zip([*held][:count], shares, dealt, strict=True)
                 ]
                 worked: list[list[Packed]] = self._answers(calls)
                 answers += [worked[number % count][number // count] for number in range(len(few))]
@@ -305,8 +305,8 @@ class RayPool:
             # Slices are dealt round robin, one call per trainer, so that each trainer loads the model once.
             dealt = [slices[number :: len(ready)] for number in range(len(ready))]
             calls = [
-                (slot.actor.score.remote(asked, sent, state, own), slot.asked_for("evaluation"))
-                for slot, own in zip(ready, dealt, strict=True)
+                (slot.actor.score.remote(asked, sent, state, part), slot.asked_for("evaluation"))
+                for slot, part in zip(ready, dealt, strict=True)
             ]
             shares: list[list[Answer]] = self._answers(calls)
             return [shares[number % len(ready)][number // len(ready)] for number in range(len(slices))]

@@ -75,10 +75,10 @@ def find_room(
                 )
             say(f"waiting for room ({waited_s:.0f} s of at most {wait_s:g}): {wanted}; free now: {free}")
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+        nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     finally:  # after a signal, too: an unused group must not block other jobs
         remove_placement_group(group)
-    return [found[index] for index in range(count)]
+    return [nodes[index] for index in range(count)]
 
 
 def autoscales() -> bool:

@@ -265,10 +265,10 @@ def offered() -> list[dict[str, float]]:
         held: dict[str, float] = context.get_assigned_resources()
     except AssertionError:  # raised by Ray in a driver process
         held = {}
-    own = context.get_node_id()
+    node_id = context.get_node_id()
     return [
         {
-            name: amount - (held.get(name, 0) if node["NodeID"] == own else 0)
+            name: amount - (held.get(name, 0) if node["NodeID"] == node_id else 0)
             for name, amount in node["Resources"].items()
         }
         for node in live_nodes()
