@@ -52,9 +52,9 @@ class RemoteFolder:
 
     def files(self) -> dict[str, Stamp]:
         """Return name -> stamp of all files at any depth; empty if the folder does not exist."""
-        found = self.system.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
+        infos = self.system.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
         start = len(self.path.rstrip("/")) + 1
-        return {info.path[start:]: (info.size, info.mtime_ns or 0) for info in found if info.type == fs.FileType.File}
+        return {info.path[start:]: (info.size, info.mtime_ns or 0) for info in infos if info.type == fs.FileType.File}
 
     def read(self, name: str) -> bytes | None:
         """Return a small file's content; None if missing."""
@@ -161,7 +161,7 @@ def reason(error: BaseException) -> str:
 
 def stamps(folder: Path) -> dict[str, Stamp]:
     """Return name -> stamp of the files of a local folder at any depth, except hidden files and folders."""
-    found: dict[str, Stamp] = {}
+    by_name: dict[str, Stamp] = {}
     for place, inner, names in os.walk(folder):
         inner[:] = [name for name in inner if not name.startswith(".")]
         for name in names:
@@ -169,8 +169,8 @@ def stamps(folder: Path) -> dict[str, Stamp]:
             with suppress(OSError):  # a broken link, or a file deleted in the meantime
                 if not name.startswith("."):
                     state = path.stat()
-                    found[path.relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
-    return found
+                    by_name[path.relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
+    return by_name
 
 
 def is_hidden(name: str) -> bool:

@@ -130,12 +130,12 @@ class RunFolder:
     @staticmethod
     def below(path: Path) -> list[RunFolder]:
         """Return all runs at or below a folder, sorted by path; hidden folders, checkpoints and arrays are skipped."""
-        found = []
+        runs = []
         for folder, inner, _ in os.walk(path):
             inner[:] = [name for name in inner if name not in ("checkpoints", "arrays") and not name.startswith(".")]
             if (files := RunFolder(Path(folder))).is_run:
-                found.append(files)
-        return sorted(found, key=lambda files: files.path)
+                runs.append(files)
+        return sorted(runs, key=lambda files: files.path)
 
     @property
     def name(self) -> str:

@@ -86,7 +86,7 @@ class StoredRun:
 
     def __init__(self, remote: RemoteFolder, folder: RunFolder, say: Say):
         self._remote, self._folder, self._say, self.uri = remote, folder, say, remote.uri
-        self._known: bytes | None = None  # content of HOLDER when last read or written
+        self._holder_seen: bytes | None = None  # content of HOLDER when last read or written
         self._sent: dict[str, Stamp | None] = {}
         self._is_lost = False  # the storage does not answer, or another process holds the run
 
@@ -97,11 +97,11 @@ class StoredRun:
           ConfigError: the storage failed.
         """
         with _as_fault():
-            self._known = self._remote.read(HOLDER)
+            self._holder_seen = self._remote.read(HOLDER)
             holder, sent = self._read_state()
             there = self._remote.files()
             is_whole = all((self._folder.path / name).is_file() for name in ALWAYS if name in sent)
-            if self._known is not None and holder == self._known.decode() and is_whole:
+            if self._holder_seen is not None and holder == self._holder_seen.decode() and is_whole:
                 self._sent = {name: sent.get(name) for name in there if name in sent or _is_ours(name)}
                 self._push()  # sends files that an earlier process could not send
             else:
@@ -115,16 +115,16 @@ class StoredRun:
           RunExists: another process became the holder first.
         """
         with _as_fault():
-            if self._remote.read(HOLDER) != self._known:
+            if self._remote.read(HOLDER) != self._holder_seen:
                 remedy = "wait for the process, or choose another name"
                 raise RunExists(f"run {self._folder.name!r} was just begun by another process", self.uri, remedy)
             now = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid(), "since": now}
-            if self._known is not None and (before := _holder(self._known))["host"] != holder["host"]:
+            if self._holder_seen is not None and (before := _holder(self._holder_seen))["host"] != holder["host"]:
                 text = f"{before['host']} (process {before['process']}) held the run since {before['since']}"
                 self._say(f"{text}; a process still running on that host ends at the next checkpoint")
-            self._known = json.dumps(holder).encode()
-            self._remote.write(HOLDER, self._known)
+            self._holder_seen = json.dumps(holder).encode()
+            self._remote.write(HOLDER, self._holder_seen)
             self._push()
 
     def push(self) -> None:
@@ -157,7 +157,7 @@ class StoredRun:
 
     def _push(self) -> None:
         holder = self._remote.read(HOLDER)
-        if holder != self._known:
+        if holder != self._holder_seen:
             other = _holder(holder or b"")
             text = f"run {self._folder.name!r} was resumed by {other['host']} (process {other['process']})"
             remedy = "this process ends; run one process at a time"
@@ -214,7 +214,7 @@ class StoredRun:
 
     def _write_state(self) -> None:
         sent = {name: stamp for name, stamp in self._sent.items() if stamp is not None}
-        state = {"holder": (self._known or b"").decode(), "sent": sent}
+        state = {"holder": (self._holder_seen or b"").decode(), "sent": sent}
         write_file(self._folder.path / HOLDER, json.dumps(state).encode())
 
 
@@ -306,47 +306,47 @@ class Copy:
         """Update the copy, or its folder `below`. Raises DataError: the file system failed."""
         if self._remote is None:
             return
-        with self._known() as known:
+        with self._pairs_of_stamps() as pairs:
             prefix = f"{below}/" if below else ""
             source = self._remote.below(below) if below else self._remote
             there = {prefix + name: stamp for name, stamp in source.files().items()}
             there = {name: stamp for name, stamp in there.items() if _is_read(name)}
-            for name in [name for name in known if name.startswith(prefix) and name not in there]:
+            for name in [name for name in pairs if name.startswith(prefix) and name not in there]:
                 (self.folder / name).unlink(missing_ok=True)
-                del known[name]
+                del pairs[name]
             here = stamps(self.folder)
-            news = [name for name, stamp in there.items() if name not in here or known.get(name, [None])[0] != stamp]
+            news = [name for name, stamp in there.items() if name not in here or pairs.get(name, [None])[0] != stamp]
             self._remote.fetch(self.folder, news)
             here, now = stamps(self.folder), time.time_ns()
             for name in news:
                 # Remote times may be whole seconds, and a recent file could change again with the same stamp.
                 is_exact = there[name][1] % 10**9 or now - there[name][1] > 60e9
-                known[name] = [there[name] if is_exact else None, here[name]]
+                pairs[name] = [there[name] if is_exact else None, here[name]]
 
     def send(self) -> None:
         """Send files written to the copy since the last fetch. Raises DataError: the file system failed."""
         if self._remote is None:
             return
-        with self._known() as known:
+        with self._pairs_of_stamps() as pairs:
             here = stamps(self.folder)
-            news = [name for name, stamp in here.items() if known.get(name, [None, None])[1] != stamp]
+            news = [name for name, stamp in here.items() if pairs.get(name, [None, None])[1] != stamp]
             self._remote.send(self.folder, news)
-            known |= {name: [None, here[name]] for name in news}
+            pairs |= {name: [None, here[name]] for name in news}
 
     @contextmanager
-    def _known(self) -> Iterator[dict[str, list[Stamp | None]]]:
+    def _pairs_of_stamps(self) -> Iterator[dict[str, list[Stamp | None]]]:
         """Yield file -> stamps (remote, local) of the last synchronisation; changes are saved if the block succeeds."""
         assert self._remote is not None
         mend = "check the server, the credentials, the network and the local disk"
         with explained("cannot copy", self._remote.uri, mend, *FAILURES):
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder / ".copy.lock"):
-                known: dict[str, list[Stamp | None]] = {}
+                pairs: dict[str, list[Stamp | None]] = {}
                 with suppress(OSError, ValueError):
                     texts = json.loads(self._state.read_text())
-                    known = {name: [stamp and tuple(stamp) for stamp in pair] for name, pair in texts.items()}
-                yield known
-                write_file(self._state, json.dumps(known).encode())
+                    pairs = {name: [stamp and tuple(stamp) for stamp in pair] for name, pair in texts.items()}
+                yield pairs
+                write_file(self._state, json.dumps(pairs).encode())
 
 
 def _is_read(name: str) -> bool:
