@@ -57,8 +57,8 @@ def head_of(spec: ModelSpec, module: nn.Module | None = None) -> str:
     Args:
       module: the built model, with or without adapters; None: a model is built if it is needed to find the path.
     """
-    if known := find_architecture(spec.name).head or spec.head:
-        return known
+    if path := find_architecture(spec.name).head or spec.head:
+        return path
     if module is None:
         with torch.device("meta"):
             module = _construct(spec)

@@ -102,20 +102,20 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, head: str,
     Raises:
       ModelError: tensors do not fit, or a tensor holds an infinity or NaN; the module is then unchanged.
     """
-    own: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    state: dict[str, Tensor] = module.state_dict(keep_vars=True)
     loaded = dict(weights)
-    first, row = next((name for name, value in own.items() if value.dim() == 4), ""), f"{head}.weight"
-    if first in loaded and loaded[first].dim() == 4 and (own[first].shape[1], loaded[first].shape[1]) == (1, 3):
+    first, row = next((name for name, value in state.items() if value.dim() == 4), ""), f"{head}.weight"
+    if first in loaded and loaded[first].dim() == 4 and (state[first].shape[1], loaded[first].shape[1]) == (1, 3):
         loaded[first] = loaded[first].sum(1, keepdim=True)
-    rows, own_rows = (list(leaves[row].shape) if row in leaves else [] for leaves in (loaded, own))
+    rows, own_rows = (list(leaves[row].shape) if row in leaves else [] for leaves in (loaded, state))
     if rows[1:] == own_rows[1:] and rows[:1] != own_rows[:1]:
-        for name in [name for name in own if name.startswith(f"{head}.")]:
-            del own[name]
+        for name in [name for name in state if name.startswith(f"{head}.")]:
+            del state[name]
             loaded.pop(name, None)
-    counters = {name for name, value in own.items() if not value.is_floating_point() and value.dim() == 0}
-    common = [(name, value, loaded[name]) for name, value in own.items() if name in loaded]
-    faults = [f"{name} is missing" for name in own if name not in loaded and name not in counters]
-    faults += [f"{name} is not in the model" for name in loaded if name not in own]
+    counters = {name for name, value in state.items() if not value.is_floating_point() and value.dim() == 0}
+    common = [(name, value, loaded[name]) for name, value in state.items() if name in loaded]
+    faults = [f"{name} is missing" for name in state if name not in loaded and name not in counters]
+    faults += [f"{name} is not in the model" for name in loaded if name not in state]
     faults += [f"{name} is {tuple(b.shape)} instead of {tuple(a.shape)}" for name, a, b in common if a.shape != b.shape]
     faults += [
         f"{name} holds {b.dtype} instead of {a.dtype}"

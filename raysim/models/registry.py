@@ -45,8 +45,8 @@ def find_architecture(name: str) -> Architecture:
         return own_architecture(name)
     hint = did_you_mean(network, [*MODELS, *library("timm").list_models()], most=3)
     others = "every model of timm, transformers:FOLDER; or module:function for your own"
-    known = f"{', '.join(sorted(MODELS))}, {others}"
-    raise LookupError(f"unknown model {name!r}. {hint}Known: {known}")
+    names = f"{', '.join(sorted(MODELS))}, {others}"
+    raise LookupError(f"unknown model {name!r}. {hint}Known: {names}")
 
 
 def import_libraries(name: str, *, has_lora: bool) -> None:
