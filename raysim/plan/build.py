@@ -179,10 +179,10 @@ class Plan:
         if given not in (None, "default"):
             places["pretrained"] = str(Path(given).expanduser().absolute())
         config = config.model_copy(update={"model": config.model.model_copy(update=places)})
-        own = packed(config.model_dump(mode="json"))
+        code = packed(config.model_dump(mode="json"))
         speeds = speeds_of(config)
         return Recipe(
-            config, self.info, made, num_threads, wants_gpu, own, target_scale=self.target_scale, speeds=speeds
+            config, self.info, made, num_threads, wants_gpu, code, target_scale=self.target_scale, speeds=speeds
         )
 
 

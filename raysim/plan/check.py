@@ -261,8 +261,8 @@ def _fit(
         layout = layout_for(model, spec, methods)
         if _has_both_factors(spec, layout):
             available = (*available, "lora-factors")
-        found = conflicts(methods, resources_of(layout), available, head=head_of(spec))
-        return layout, (*found, *_init_faults(methods, layout))
+        reasons = conflicts(methods, resources_of(layout), available, head=head_of(spec))
+        return layout, (*reasons, *_init_faults(methods, layout))
     except (ValueError, KeyError) as error:
         return None, (f"do not fit the model ({error})",)
 

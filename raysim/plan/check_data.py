@@ -165,7 +165,7 @@ def _manifest_of(
 def partition_spec(config: Config) -> PartitionSpec:
     """Return the partition settings for the data layer; keys of equal names have equal meanings in both."""
     part, data, chosen = config.partition, config.data, config.data.validation_set
-    scheme, own = part.scheme, chosen.from_clients
+    scheme, from_clients = part.scheme, chosen.from_clients
     file = part.file if scheme.name == "file" and part.file else ""
     return PartitionSpec(
         **part.model_dump(exclude={"scheme", "form", "num_clients", "seed", "file"}),
@@ -180,8 +180,8 @@ def partition_spec(config: Config) -> PartitionSpec:
         within_clients=data.split_within_clients,
         validation_set=ValidationSpec(
             **chosen.model_dump(exclude={"external", "from_clients"}),
-            client_share=own.share,
-            clients=tuple(own.clients) if own.share else (),
+            client_share=from_clients.share,
+            clients=tuple(from_clients.clients) if from_clients.share else (),
             mapping=read_mapping(chosen.external.mapping) if chosen.external.mapping else (),
             unique=chosen.external.unique,
         ),

@@ -336,7 +336,7 @@ def measure_all(
     num_measured = len(rates)
     for pair, (cost, _) in pairs.items():
         if pair not in rates:
-            alike = [found[0] for known, found in rates.items() if pairs[known][0].network == cost.network]
+            alike = [phases[0] for other, phases in rates.items() if pairs[other][0].network == cost.network]
             mean = Rates(*(fmean(column) for column in zip(*map(astuple, alike), strict=True)))
             rates[pair] = (mean,) * len(cost.work)
     return rates, len(pairs) - num_measured

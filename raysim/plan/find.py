@@ -114,16 +114,16 @@ def made_task(make: Callable[..., object], options: Settings) -> Task:
     return task
 
 
-def find(name: str, known: Mapping[str, T], kind: str) -> T:
+def find(name: str, objects: Mapping[str, T], kind: str) -> T:
     """Return the object of a name, or the user's object of `module:function`.
 
     Raises:
       LookupError: unknown name; the message has the known names.
     """
-    if name in known:
-        return known[name]
+    if name in objects:
+        return objects[name]
     if ":" not in name:
-        raise LookupError(unknown(name, known, kind))
+        raise LookupError(unknown(name, objects, kind))
     return cast("T", own_function(name, kind))
 
 

@@ -119,8 +119,8 @@ def _missing(name: str, rooms: Sequence[Mapping[str, float]]) -> Fault | None:
     """Return a fault for a resource that no node has, with the known resources."""
     if any(room.get(name) for room in rooms):
         return None
-    own = {each for room in rooms for each in named_resources(room) if each not in RESERVED}
-    there = f"there are {', '.join(sorted(own))}" if own else "start the nodes with `ray start --resources`"
+    names = {each for room in rooms for each in named_resources(room) if each not in RESERVED}
+    there = f"there are {', '.join(sorted(names))}" if names else "start the nodes with `ray start --resources`"
     return Fault("resources.custom", f"no node has {name!r}; {there}")
 
 

@@ -56,9 +56,9 @@ def _published(spec: ModelSpec, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{path.name}.lock"):
         if not path.is_file():
-            found = pretrained_weights(find_architecture(spec.name), spec)
-            assert found is not None
-            tensors = {name: value.detach().clone().contiguous() for name, value in found[0].items()}
+            weights = pretrained_weights(find_architecture(spec.name), spec)
+            assert weights is not None
+            tensors = {name: value.detach().clone().contiguous() for name, value in weights[0].items()}
             with replaced_file(path) as temporary:
                 save_file(tensors, temporary)
     return path
