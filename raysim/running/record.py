@@ -241,8 +241,8 @@ def headlines(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
     """Return heading -> number: last epsilon, attack success and number of chosen clients, and megabytes up in all."""
     columns = dict.fromkeys(name for row in rows for name in row)
     names = {name: HEADLINES.get(name, name) for name in columns if name in HEADLINES or name.endswith("/chosen")}
-    found = {heading: list(_points(rows, name).values())[-1] for name, heading in names.items() if _points(rows, name)}
-    return found | {"megabytes up": sum(_points(rows, "comm/up_mb").values())}
+    numbers = {heading: list(points.values())[-1] for name, heading in names.items() if (points := _points(rows, name))}
+    return numbers | {"megabytes up": sum(_points(rows, "comm/up_mb").values())}
 
 
 def reason_to_stop(stop: StopGroup, rows: Sequence[Mapping[str, str]], every: int) -> str:

@@ -122,13 +122,13 @@ class Run:
           DataError: a file is damaged.
         """
         rounds: dict[int, pd.DataFrame | np.ndarray] = {}
-        known: dict[str, None] = {}
+        names: dict[str, None] = {}
         for index, arrays in self._files.logged_arrays():
-            known |= dict.fromkeys(key for key in arrays if ":" not in key)
+            names |= dict.fromkeys(key for key in arrays if ":" not in key)
             if name in arrays:
                 rounds[index] = _labelled(name, arrays)
         if not rounds:
-            logged = f"there is {', '.join(known)}" if known else "no method logged arrays"
+            logged = f"there is {', '.join(names)}" if names else "no method logged arrays"
             raise KeyError(f"no array {name!r} in {self.folder}: {logged}")
         return rounds
 
@@ -258,10 +258,10 @@ class Runs(Sequence[Run]):
         """
 
         numbers = {run: run._numbers for run in self if run.status.name == "completed"}
-        values = {run: known[metric] for run, known in numbers.items() if metric in known}
+        values = {run: each[metric] for run, each in numbers.items() if metric in each}
         if not values:
-            known = {name for each in numbers.values() for name in each}
-            mend = nearest(metric, list(known)) if known else "finish a run"
+            metrics = {name for each in numbers.values() for name in each}
+            mend = nearest(metric, list(metrics)) if metrics else "finish a run"
             raise DataError(f"no completed run has {metric!r}", str(self.folder or ""), mend)
         best = max if direction_of(metric, mode) == "max" else min
         return best(values, key=values.__getitem__)

@@ -191,8 +191,8 @@ def _finished(plan: Plan, folder: RunFolder, server: ServerHandle, recorder: Rec
     facts["headlines"] = headlines(recorder.rows)
     if plan.target_scale is not None:
         facts["target_scale"] = plan.target_scale
-    own = [plan.task.main, plan.task.of_part, *(name.rpartition(":")[2] for name in plan.config.evaluation.metrics)]
-    if declared := {name: DIRECTIONS[name] for name in own if name in DIRECTIONS and name not in OF_RAYSIM}:
+    names = [plan.task.main, plan.task.of_part, *(name.rpartition(":")[2] for name in plan.config.evaluation.metrics)]
+    if declared := {name: DIRECTIONS[name] for name in names if name in DIRECTIONS and name not in OF_RAYSIM}:
         facts["directions"] = declared
     return recorder.summary(facts, hyperparameters(plan.config))
 
