@@ -132,8 +132,8 @@ def _fold_segments(total: Tensor, updates: Sequence[Tensor], table: Tensor, leng
         covered = covered.to(device)
         grid = grids[first].item() if last == first else grids[first : last + 1].to(device).repeat_interleave(covered)
         part, into = work[: end - begin], total[begin:end]
-        for update, own in zip(updates, table[:, first : last + 1], strict=True):
-            weight = own[0] if runs[first] == runs[last] else own.repeat_interleave(covered)
+        for update, weights in zip(updates, table[:, first : last + 1], strict=True):
+            weight = weights[0] if runs[first] == runs[last] else weights.repeat_interleave(covered)
             part.copy_(update[begin:end])
             # One rounding to float64, one to the grid; both depend on the single entry only.
             into.add_(part.mul_(weight).add_(grid).sub_(grid))

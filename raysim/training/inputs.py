@@ -234,8 +234,8 @@ def same_form(result: object, given: Tensor, kind: str, function: Callable[..., 
     """
     if isinstance(result, Tensor) and result.shape == given.shape and result.dtype == given.dtype:
         return result
-    found = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
-    what = f"{kind} returned {found} for images {tuple(given.shape)} {given.dtype}"
+    form = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+    what = f"{kind} returned {form} for images {tuple(given.shape)} {given.dtype}"
     raise OwnCodeError(what, place_of(function), "return a batch of the same shape and type")
 
 

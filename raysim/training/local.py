@@ -110,15 +110,15 @@ def training_batches(
     entries = max(1, math.prod(shape), transform.entries(shape)) * settings.batch_size
     group = max(1, GATHER_ENTRIES // entries)
     augments = any(each is not None for each in (transform.augmentation, transform.function, examples.shift))
-    own = torch_generator(derive_seed(generator.initial_seed(), "augment")) if augments else None
+    stream = torch_generator(derive_seed(generator.initial_seed(), "augment")) if augments else None
     is_due_again = num_steps > len(bounds) <= group
-    ready = transform(examples.inputs) if is_due_again and own is None else None
+    ready = transform(examples.inputs) if is_due_again and stream is None else None
     done = 0
     while done < num_steps:
         order = sent(torch.randperm(len(examples), generator=generator), device)
         draws = None
-        if own is not None and isinstance(transform, InputTransform) and transform.augmentation is not None:
-            draws = transform.draw(len(examples), shape[0], shape[1], own).mapped(lambda each: sent(each, device))
+        if stream is not None and isinstance(transform, InputTransform) and transform.augmentation is not None:
+            draws = transform.draw(len(examples), shape[0], shape[1], stream).mapped(lambda each: sent(each, device))
         due = bounds[: num_steps - done]
         for first in range(0, len(due), group):
             part = due[first : first + group]
@@ -126,13 +126,13 @@ def training_batches(
             chosen = order[base : part[-1][1]]
             targets = examples.targets.index_select(0, chosen)
             stored = examples.inputs.index_select(0, chosen) if ready is None else transform.rows(ready, chosen)
-            if own is not None and examples.shift is not None:
-                stored = examples.shift(stored, own)
-            if own is not None and isinstance(transform, InputTransform) and transform.function is not None:
+            if stream is not None and examples.shift is not None:
+                stored = examples.shift(stored, stream)
+            if stream is not None and isinstance(transform, InputTransform) and transform.function is not None:
                 # Batch by batch, so that the function's draws do not depend on how many batches are gathered at once.
                 for start, end in part:
                     batch = slice(start - base, end - base)
-                    yield Batch(transform.by_function(stored[batch], own), targets[batch])
+                    yield Batch(transform.by_function(stored[batch], stream), targets[batch])
                 continue
             if draws is not None and isinstance(transform, InputTransform):
                 inputs = transform.augmented(stored, draws.part(base, part[-1][1]))

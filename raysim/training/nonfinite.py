@@ -31,13 +31,13 @@ def first_nonfinite(
       views: new views of the client, not used before.
       steps: steps(client step) takes the client's local steps again.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     batches: list[Batch] = []
 
     def look(part: str, value: Tensor) -> None:
         is_bad = ~torch.isfinite(value.detach())
-        if not found and bool(is_bad.any()):
-            found.append(_sentence(model, part, len(batches), is_bad))
+        if not sentences and bool(is_bad.any()):
+            sentences.append(_sentence(model, part, len(batches), is_bad))
 
     def gradient(params: Tensor, batch: Batch) -> Tensor:
         if not batches or batch is not batches[-1]:
@@ -55,7 +55,7 @@ def first_nonfinite(
         inner = step.gradient or model.gradient_function(step.loss)
         steps(step._replace(gradient=gradient))
         look("parameters", model.state)
-    return found[0] if found else ""
+    return sentences[0] if sentences else ""
 
 
 def _sentence(model: BoundModel, part: str, step: int, is_bad: Tensor) -> str:
