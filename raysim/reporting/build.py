@@ -131,8 +131,8 @@ def _cells_of_papers(theirs: Sequence[Published], group: ReportGroup, source: st
 
 def _with_known_columns(group: ReportGroup, cells: Sequence[Cell], given: Settings, notes: list[str]) -> ReportGroup:
     """Return the group without a recipe's column labels that no cell has; add a note about the dropped labels."""
-    known = {key for cell in cells for key in cell.labels}
-    lacking = [] if "columns" in given else [name for name in group.columns if name not in known]
+    labels = {key for cell in cells for key in cell.labels}
+    lacking = [] if "columns" in given else [name for name in group.columns if name not in labels]
     if lacking:
         notes.append(f"`report.columns`: no run has a label {', '.join(lacking)}.")
     return group.model_copy(update={"columns": [name for name in group.columns if name not in lacking]})

@@ -138,8 +138,8 @@ def other_accuracy(tables: Sequence[Table], rows: str, runs: Sequence[ReportedRu
 
     def entry(cell: Cell | None) -> Entry:
         folders = cell.folders.values() if cell else ()
-        known = [score for folder in folders if (score := scores[folder]) is not None]
-        return Entry(accuracy(*mean_and_std(known), metric.digits) if known else "-")
+        numbers = [score for folder in folders if (score := scores[folder]) is not None]
+        return Entry(accuracy(*mean_and_std(numbers), metric.digits) if numbers else "-")
 
     for table in tables:
         lines = [(row, tuple(map(entry, table.line(row)))) for row in table.rows]
@@ -390,9 +390,9 @@ def selections(tables: Sequence[Table], rows: str, theirs: Sequence[Published]) 
         header = choosing(table, shares)
         lines: list[Line] = []
         for block, cells in shares.items():
-            found = [cells.get(row) for row in header]
-            lines.append((block, tuple(Entry(accuracy(cell.mean, cell.std) if cell else "-") for cell in found)))
-            lines += published_line(map(published_text, found))
+            block_cells = [cells.get(row) for row in header]
+            lines.append((block, tuple(Entry(accuracy(cell.mean, cell.std) if cell else "-") for cell in block_cells)))
+            lines += published_line(map(published_text, block_cells))
         if lines:
             caption = (
                 f"Percent of FLFA's choices in each layer block, with equal weight for all runs; one column per {rows}."

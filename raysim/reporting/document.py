@@ -287,18 +287,18 @@ def gain(tables: Sequence[Table], subject: str, baseline: str) -> str:
 
 def against_published(cells: Sequence[Cell]) -> str:
     """Return a sentence on the differences from the published numbers."""
-    known = [cell for cell in cells if cell.difference is not None]
-    if not known:
+    compared = [cell for cell in cells if cell.difference is not None]
+    if not compared:
         return (
             "No cell has a published number beside it: the labels of a run must name the data set, the model, the method "
             "and exactly the settings of the published cell."
         )
-    gaps = np.array([cell.difference for cell in known], float)
-    stds = np.array([np.nan if c.published is None or c.published.std is None else c.published.std for c in known])
+    gaps = np.array([cell.difference for cell in compared], float)
+    stds = np.array([np.nan if c.published is None or c.published.std is None else c.published.std for c in compared])
     near = int((np.abs(gaps) <= stds).sum())
     within = f"; {near} within one published standard deviation" if np.isfinite(stds).any() else ""
     return (
-        f"{len(known)} of {len(cells)} cells have a published number: ours differ by {with_sign(float(gaps.mean()))} points "
+        f"{len(compared)} of {len(cells)} cells have a published number: ours differ by {with_sign(float(gaps.mean()))} points "
         f"on average, {np.abs(gaps).mean():.2f} in size{within}."
     )
 

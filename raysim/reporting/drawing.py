@@ -77,16 +77,16 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
         try:
             with own_errors():
                 made = function(report)
-                found = [made] if isinstance(made, Figure) else list(made)
+                figures = [made] if isinstance(made, Figure) else list(made)
         except Exception as error:  # an error in one figure, even in user code, never prevents the report
             on_missing(name, str(error) if isinstance(error, RaysimError) else words_of(error))
             continue
-        if not found and report.group.figures is not None:
+        if not figures and report.group.figures is not None:
             reasons = (text for text in _paragraphs(function) if text.startswith("Missing: "))
             reason = next(reasons, "the runs do not hold the numbers of the figure")
             on_missing(name, reason.removeprefix("Missing: ").rstrip("."))
         stem = _stem(name)
-        drawn |= {stem if len(found) == 1 else f"{stem}_{number}": figure for number, figure in enumerate(found, 1)}
+        drawn |= {stem if len(figures) == 1 else f"{stem}_{number}": figure for number, figure in enumerate(figures, 1)}
     return drawn
 
 

@@ -42,15 +42,15 @@ def gains(report: ReportContents) -> Iterator[Figure]:
     """
     for table in report.tables:
         over = gains_over(table, report.baseline) if report.baseline is not None else {}
-        found = {place: gain for place, gain in over.items() if place[0] != report.baseline}
-        if len(table.columns) < 2 or not found:
+        effects = {place: gain for place, gain in over.items() if place[0] != report.baseline}
+        if len(table.columns) < 2 or not effects:
             continue
-        rows = [row for row in table.rows if any(place[0] == row for place in found)]
-        columns = [column for column in table.columns if any(place[1] == column for place in found)]
+        rows = [row for row in table.rows if any(place[0] == row for place in effects)]
+        columns = [column for column in table.columns if any(place[1] == column for place in effects)]
         size = CELL[0] * len(columns) + NAMES + 0.8, CELL[1] * len(rows) + 1.6
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        _heat(axes, rows, columns, found, table.metric)
+        _heat(axes, rows, columns, effects, table.metric)
         axes.set_xlabel(", ".join(table.names), fontsize=8)
         axes.set_title(literal(f"{table.title}: {_called(table.metric)} {report.baseline}"), fontsize=9)
         yield figure
@@ -71,12 +71,12 @@ def gains_over(table: Table, base: Place | str) -> dict[Place, Effect]:
     Args:
       base: a place, or a row, whose cell in the same column is the base.
     """
-    found = {}
+    effects = {}
     for (row, column), cell in table.cells.items():
         zero = table.cells.get(base if isinstance(base, tuple) else (base, column))
         if zero is not None and (scores := paired(cell, zero))[0]:
-            found[row, column] = effect_of(*scores)
-    return found
+            effects[row, column] = effect_of(*scores)
+    return effects
 
 
 def beyond_parts(gains: Mapping[Place, Effect], base: Place) -> dict[Place, float]:
@@ -118,9 +118,9 @@ def _heat(
     """Draw cells with numbers: blue is better, red worse, grey missing; bold if the effect is certain."""
     values = {place: effect.mean for place, effect in gains.items()}
     grid = np.array([[values.get((row, column), np.nan) for column in columns] for row in rows])
-    known = np.abs(grid[np.isfinite(grid)])
+    magnitudes = np.abs(grid[np.isfinite(grid)])
     # The largest 10 % are clipped: one diverged run would otherwise leave the other cells without colour.
-    limit = max(float(np.quantile(known, 0.9)), 1e-9) if known.size else 1.0
+    limit = max(float(np.quantile(magnitudes, 0.9)), 1e-9) if magnitudes.size else 1.0
     axes.set_facecolor("#dddddd")
     rounded = "{:+.1f}" if metric.is_share else "{:+.2g}"
     cmap = "RdBu" if metric.mode == "max" else "RdBu_r"
@@ -151,19 +151,19 @@ def space(report: ReportContents) -> Iterator[Figure]:
     drawn = [name for name in report.group.ignore if _is_drawn(report.finished, name)]
     if not drawn:
         return
-    known = [(run, report.measure.score(run)) for run in report.finished]
-    scores = [(run, score) for run, score in known if score is not None and math.isfinite(score)]
+    scored_runs = [(run, report.measure.score(run)) for run in report.finished]
+    scores = [(run, score) for run, score in scored_runs if score is not None and math.isfinite(score)]
     is_plane = len(drawn) > 1 and any(all(name in run.labels for name in drawn[:2]) for run, _ in scores)
     figure, panels = panel_grid(len(drawn) + is_plane, width=4.0, height=3.0)
     for axes, name in zip(panels, drawn, strict=False):
         for row, style in report.styles.items():
-            own = [(run, score) for run, score in scores if text(run.labels.get(report.group.rows)) == row]
-            points = [(x, score) for run, score in own if (x := number(run.labels.get(name))) is not None]
+            row_scores = [(run, score) for run, score in scores if text(run.labels.get(report.group.rows)) == row]
+            points = [(x, score) for run, score in row_scores if (x := number(run.labels.get(name))) is not None]
             if points:
                 places, values = zip(*points, strict=True)
                 axes.scatter(places, values, s=14, color=style.colour, marker=style.marker, label=row, alpha=0.8)
-            elif own:
-                mean = sum(score for _, score in own) / len(own)
+            elif row_scores:
+                mean = sum(score for _, score in row_scores) / len(row_scores)
                 axes.axhline(mean, color=style.colour, linestyle="--", label=f"{row}, mean")
         lost = [x for run in report.runs if not run.is_finished and (x := number(run.labels.get(name))) is not None]
         if lost:

@@ -67,8 +67,8 @@ class ReportMetric:
         if "/" in self.bare:
             return WAYS[self.way].format(self.bare)
         main = self.column.removeprefix("server/")
-        known = WORDS.get(self.name if self.name == main else self.name.replace(main, "accuracy"))
-        return known.replace("accuracy", main) if known else self.name
+        phrase = WORDS.get(self.name if self.name == main else self.name.replace(main, "accuracy"))
+        return phrase.replace("accuracy", main) if phrase else self.name
 
     @property
     def is_accuracy(self) -> bool:
@@ -151,10 +151,10 @@ def recorded(folder: Path, column: str, every: int = 1) -> dict[int, float]:
       every: rounds between evaluations; values of `server/` columns in other rounds are ignored, see `is_due`.
     """
     rows = list(RunFolder(folder).progress_rows())
-    found = {int(row["round"]): float(row[column]) for row in rows if row.get(column)}
+    values = {int(row["round"]): float(row[column]) for row in rows if row.get(column)}
     if not column.startswith("server/"):
-        return found
-    return {index: value for index, value in found.items() if is_due(index + 1, every, int(rows[-1]["round"]) + 1)}
+        return values
+    return {index: value for index, value in values.items() if is_due(index + 1, every, int(rows[-1]["round"]) + 1)}
 
 
 def logged(folder: Path, name: str) -> dict[int, np.ndarray]:
@@ -170,7 +170,7 @@ def score(run: ReportedRun, metric: ReportMetric) -> float:
     """
     number = metric.score(run)
     if number is None:
-        known = [key for key, value in run.summary.items() if isinstance(value, int | float)]
-        known += [key for key in next(iter(RunFolder(run.folder).progress_rows()), {}) if "/" in key]
-        raise DataError(f"run has no {metric.name}", str(run.folder), nearest(metric.bare, known))
+        names = [key for key, value in run.summary.items() if isinstance(value, int | float)]
+        names += [key for key in next(iter(RunFolder(run.folder).progress_rows()), {}) if "/" in key]
+        raise DataError(f"run has no {metric.name}", str(run.folder), nearest(metric.bare, names))
     return number

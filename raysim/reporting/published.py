@@ -89,8 +89,8 @@ def published(name: str) -> list[Published]:
     """
     path = Path(name) if name.endswith(".csv") else FOLDER / f"{name}.csv"
     if not path.is_file():
-        known = sorted(file.stem for file in FOLDER.glob("*.csv"))
-        raise ConfigError([Fault("report.published", f"unknown table {name!r}. {nearest(name, known)}")])
+        tables = sorted(file.stem for file in FOLDER.glob("*.csv"))
+        raise ConfigError([Fault("report.published", f"unknown table {name!r}. {nearest(name, tables)}")])
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
@@ -165,14 +165,14 @@ def _label_of(key: str, labels: Mapping[str, Label]) -> str | None:
 
 def is_set(printed: object, name: object) -> bool:
     """Return whether a prepared set matches a paper's set; true for names that are not in `SETS`."""
-    known = next((names for other, names in SETS.items() if is_same(other, printed)), None)
-    return known is None or name in known
+    names = next((names for other, names in SETS.items() if is_same(other, printed)), None)
+    return names is None or name in names
 
 
 def is_network(printed: object, model: Mapping[str, object]) -> bool:
     """Return whether a model's settings match a paper's network; true for names that are not in `NETWORKS`."""
-    known = next((choices for other, choices in NETWORKS.items() if is_same(other, printed)), None)
-    return known is None or any(_holds(choice, model) for choice in known)
+    choices = next((choices for other, choices in NETWORKS.items() if is_same(other, printed)), None)
+    return choices is None or any(_holds(choice, model) for choice in choices)
 
 
 def _holds(choice: Mapping[str, object], model: Mapping[str, object]) -> bool:

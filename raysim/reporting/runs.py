@@ -159,8 +159,8 @@ def label(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
         if not run.labels:
             labels |= run.labels_by(varying if run.config else ())
         if run.is_named_by_methods:
-            own, names_of_options = _options(run.config), varying_options.get(str(labels["method"]), [])
-            differences = ", ".join(f"{key}={own[key]}" for key in names_of_options if key in own)
+            run_options, names_of_options = _options(run.config), varying_options.get(str(labels["method"]), [])
+            differences = ", ".join(f"{key}={run_options[key]}" for key in names_of_options if key in run_options)
             labels["method"] = f"{labels['method']} ({differences})" if differences else labels["method"]
         labelled.append(replace(run, labels=labels, claimed=claimed))
     labelled = _told_apart(labelled)
@@ -201,8 +201,8 @@ def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
                 place = frozenset(run.labels.items()), run.seed if of_one_seed else None
                 places.setdefault(place, {}).setdefault(run.summary.get("params_sha256", run.folder), run)
         for twins in places.values():
-            found = differing([run.settings for run in twins.values()])
-            keys |= dict.fromkeys(key for key in found if is_setting(key) and (of_one_seed or key != "partition.seed"))
+            varying = filter(is_setting, differing([run.settings for run in twins.values()]))
+            keys |= dict.fromkeys(key for key in varying if of_one_seed or key != "partition.seed")
     return [replace(run, labels={**run.labels, **run.labels_by(keys)}) for run in runs]
 
 

@@ -213,8 +213,8 @@ def with_gains(tables: Sequence[Table], gain: str | None, theirs: Sequence[Publi
     with_them = [replace(table, gains=_gains(table, gain, theirs), gain_name=f"Avg. gain {name}") for table in tables]
     if not any(table.gains for table in with_them):
         wanted = f"column label {label} with the value {value}" if is_label else f"pair of rows X and X + {gain}"
-        known = [name for table in tables for name in (table.names if is_label else table.rows)]
-        raise LookupError(f"no table has a {wanted}. {nearest(label, list(dict.fromkeys(known)))}")
+        names = [name for table in tables for name in (table.names if is_label else table.rows)]
+        raise LookupError(f"no table has a {wanted}. {nearest(label, list(dict.fromkeys(names)))}")
     return with_them
 
 

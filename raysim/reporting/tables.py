@@ -145,9 +145,9 @@ def other_methods(runs: Sequence[ReportedRun]) -> list[str]:
         specs = json.dumps(run.config.get("methods") or [], sort_keys=True)
         cells.setdefault(frozenset(run.labels.items()), {}).setdefault(specs, []).append(str(run.seed))
     notes = []
-    for labels, found in cells.items():
-        if len(found) > 1:
-            methods = "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in found.items())
+    for labels, by_specs in cells.items():
+        if len(by_specs) > 1:
+            methods = "; ".join(f"{specs} in seed {', '.join(seeds)}" for specs, seeds in by_specs.items())
             what = f"One cell of {dict(labels).get('method')} averages over several methods: {methods}."
             notes.append(f"{what} Tell them apart by `labels`.")
     return notes
@@ -180,9 +180,9 @@ def cells_of(
     cells = []
     for seeds, (more, metric) in product(settings.values(), metrics):
         # A run without one of several metrics is skipped; for a single metric, `score` raises and names recorded ones.
-        known = {seed: run for seed, run in seeds.items() if len(metrics) == 1 or metric.score(run) is not None}
-        if known:
-            cells.append(_cell(known, more, metric, tables))
+        by_seed = {seed: run for seed, run in seeds.items() if len(metrics) == 1 or metric.score(run) is not None}
+        if by_seed:
+            cells.append(_cell(by_seed, more, metric, tables))
     return cells
 
 
@@ -257,9 +257,8 @@ def published_cells(tables: Sequence[Published]) -> list[Cell]:
     cells: dict[frozenset[tuple[str, Label]], Cell] = {}
     for row in tables:
         if row.metric in ACCURACIES and row.value is not None:
-            numbers = {key: number(value) for key, value in row.labels.items()}
-            known = {key: value for key, value in numbers.items() if value is not None}
-            labels: dict[str, Label] = {**row.labels, **known}
+            numbers = {key: value for key, label in row.labels.items() if (value := number(label)) is not None}
+            labels: dict[str, Label] = {**row.labels, **numbers}
             cells.setdefault(frozenset(labels.items()), Cell(labels, row.value, row.std, {}, {}, row))
     return list(cells.values())
 
@@ -279,16 +278,14 @@ def make_tables(
     Raises:
       ConfigError: no cell has a label that the group names. DataError: two cells fall on one place.
     """
-    known = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in group.ignore))
+    keys = list(dict.fromkeys(key for cell in cells for key in cell.labels if key not in group.ignore))
     asked = [("rows", group.rows), *(("columns", name) for name in group.columns)]
-    unknown = ((key, name) for key, name in asked if name not in known)
-    faults = (Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, known)}") for key, name in unknown)
+    unknown = ((key, name) for key, name in asked if name not in keys)
+    faults = (Fault(f"report.{key}", f"no run has a label {name!r}. {nearest(name, keys)}") for key, name in unknown)
     refuse(faults, "the report")
-    varying = [key for key in known if len({cell.labels.get(key) for cell in cells}) > 1]
+    varying = [key for key in keys if len({cell.labels.get(key) for cell in cells}) > 1]
     names = tuple(group.columns or [key for key in varying if key not in ("dataset", "model", group.rows)])
-    apart = [
-        key for key in known if key not in (group.rows, *names) and (key in ("dataset", "model") or key in varying)
-    ]
+    apart = [key for key in keys if key not in (group.rows, *names) and (key in ("dataset", "model") or key in varying)]
     tables: dict[tuple[tuple[str, Label], ...], dict[Place, Cell]] = {}
     for cell in cells:
         places = tables.setdefault(tuple((key, cell.labels[key]) for key in apart if key in cell.labels), {})
