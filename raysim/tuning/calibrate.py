@@ -68,21 +68,21 @@ def plan_calibration(raw: Raw, source: str) -> Sweep:
         except ConfigError as error:
             faults += [fault for fault in error.faults if fault not in faults]
     refuse(faults, source)
-    own = Config(name=name, tune=TuneGroup(metric="accuracy"), calibrate=group)
+    sweep_config = Config(name=name, tune=TuneGroup(metric="accuracy"), calibrate=group)
     folder = Path(located(config).storage) / name
-    return Sweep(folder, own, tuple(trials), raw, {}, str(folder))
+    return Sweep(folder, sweep_config, tuple(trials), raw, {}, str(folder))
 
 
 def _trial(raw: Raw, calibration: str, name: str, partition_seed: int, source: str) -> SweepTrial:
-    own = copy.deepcopy({**raw, "name": f"{calibration}/{name}", "methods": []})
-    own["partition"] = {**(own.get("partition") or {}), "seed": partition_seed}
+    settings = copy.deepcopy({**raw, "name": f"{calibration}/{name}", "methods": []})
+    settings["partition"] = {**(settings.get("partition") or {}), "seed": partition_seed}
     if name.endswith("joint"):  # settings of the federation have no effect in joint training
-        own["partition"]["scheme"] = "joint"
-        remove(own, left_idle(own, Config, ({"partition": {"scheme": "joint"}}, raw)))
+        settings["partition"]["scheme"] = "joint"
+        remove(settings, left_idle(settings, Config, ({"partition": {"scheme": "joint"}}, raw)))
     else:
-        own["methods"] = [*(raw.get("methods") or ["livar"]), "keep_factors"]
+        settings["methods"] = [*(raw.get("methods") or ["livar"]), "keep_factors"]
     validates = uses_validation(raw)  # both runs of a pair have the same rows
-    return trial_of(name, {}, own, with_whole_files(check(own, source, validates=validates)))
+    return trial_of(name, {}, settings, with_whole_files(check(settings, source, validates=validates)))
 
 
 def _own_faults(config: Config) -> Iterator[Fault]:

@@ -32,11 +32,11 @@ def draw_calibration(folder: Path, results: Mapping[str, Result], targets: np.nd
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    own = next(iter(results.values()))
+    own_result = next(iter(results.values()))
     figures = {
         "shap": curves_figure(results),
-        "table": table_figure(own, {PUBLISHED: TABLES["paper"]}),
-        "prediction": prediction_figure(targets, predictions, own["oob_r2"]),
+        "table": table_figure(own_result, {PUBLISHED: TABLES["paper"]}),
+        "prediction": prediction_figure(targets, predictions, own_result["oob_r2"]),
     }
     for old in folder.glob("events.out.tfevents.*.calibration"):
         old.unlink()
@@ -53,11 +53,11 @@ def curves_figure(results: Mapping[str, Result]) -> Figure:
       results: label -> calibration; the first calibration gives the panels (its features) and the dotted cuts, and the
         curves of all others are drawn over the panels (figure 3).
     """
-    own = next(iter(results.values()))
+    own_result = next(iter(results.values()))
     styles = styles_of(list(results), next(iter(results)))
-    figure, panels = panel_grid(len(own["curves"]), width=4.2, height=3.4)
+    figure, panels = panel_grid(len(own_result["curves"]), width=4.2, height=3.4)
     # The number of examples, the third feature, has no cuts.
-    for axes, name, cuts in zip(panels, own["curves"], [*own["cuts"], []], strict=False):
+    for axes, name, cuts in zip(panels, own_result["curves"], [*own_result["cuts"], []], strict=False):
         title = TITLES[name]
         for label, result in results.items():
             if name not in result["curves"]:

@@ -268,11 +268,11 @@ class _Watch(tune.Callback):
             self._rounds[str(trial)] = max(self._resumed[str(trial)], result["training_iteration"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        settings, last, known = self._sweep.base.tune, trial.last_result or {}, self._trials.get(str(trial))
-        if known is not None:
+        settings, last, sweep_trial = self._sweep.base.tune, trial.last_result or {}, self._trials.get(str(trial))
+        if sweep_trial is not None:
             score = f"{settings.metric} {last.get(settings.metric, math.nan):.4f}"
-            rounds = f"round {last.get('training_iteration', 0)} of {known.num_rounds}"
-            self._ended(known.name, "STOPPED", f"stopped by {settings.scheduler} after {rounds}: {score}")
+            rounds = f"round {last.get('training_iteration', 0)} of {sweep_trial.num_rounds}"
+            self._ended(sweep_trial.name, "STOPPED", f"stopped by {settings.scheduler} after {rounds}: {score}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         name = str(trial)

@@ -51,16 +51,16 @@ def metric_fault(metric: str, configs: Sequence[Config]) -> str:
     A method names its columns `method/name` while it runs; before the run only the method is known.
     """
     unseen = (f"unseen_{name}" for name in (*MAINS, "loss"))
-    known = {*scores_of_mains(), *COLUMNS, *(f"server/{name}" for name in (*OF_THE_SERVER, "validation_loss", *unseen))}
+    names = {*scores_of_mains(), *COLUMNS, *(f"server/{name}" for name in (*OF_THE_SERVER, "validation_loss", *unseen))}
     kinds = ("", "unseen_", "expected_", "personal_", "expected_personal_")
-    known |= {f"clients/{k}{name}_{part}" for k in kinds for name in OF_PARTS for part in ("mean", "p10", "worst")}
+    names |= {f"clients/{k}{name}_{part}" for k in kinds for name in OF_PARTS for part in ("mean", "p10", "worst")}
     methods: set[str] = set()
     for config in configs:
-        known |= {f"server/{name.rpartition(':')[2]}" for name in config.evaluation.metrics}
-        known |= {f"server/{part}_{name}" for part in OF_PARTS for name in config.data.test_sets}
+        names |= {f"server/{name.rpartition(':')[2]}" for name in config.evaluation.metrics}
+        names |= {f"server/{part}_{name}" for part in OF_PARTS for name in config.data.test_sets}
         methods |= {method.name for method in build_methods(config.methods)[0]}
     owner, _, name = metric.partition("/")
     is_of_method = bool(name) and owner in methods
-    if metric in known or is_of_method or metric.startswith(tuple(f"server/{part}_domain_" for part in OF_PARTS)):
+    if metric in names or is_of_method or metric.startswith(tuple(f"server/{part}_domain_" for part in OF_PARTS)):
         return ""
-    return f"no run here has {metric!r}. {nearest(metric, sorted(known))}"
+    return f"no run here has {metric!r}. {nearest(metric, sorted(names))}"

@@ -71,9 +71,9 @@ def start_sweep(sweep: Sweep) -> dict[str, Outcome]:
     finished = [trial for trial in sweep.trials if before[trial.name].is_finished]
     refuse(_changed(sweep, finished), f"resuming {folder.name!r}")
     for trial in finished:  # labels are for tables, and may have been corrected
-        own = RunFolder(folder / trial.name)
-        if (config := own.read_config()).get("labels") != trial.config.labels:
-            own.write_config({**config, "labels": trial.config.labels})
+        run_folder = RunFolder(folder / trial.name)
+        if (config := run_folder.read_config()).get("labels") != trial.config.labels:
+            run_folder.write_config({**config, "labels": trial.config.labels})
     write_file(folder / "sweep.yaml", yaml.safe_dump(dict(sweep.raw), sort_keys=False).encode())
     return before
 
@@ -180,19 +180,19 @@ def fill_twins(sweep: Sweep) -> None:
     for trial in sweep.trials:
         if not trial.same_as:
             continue
-        first, own = RunFolder(sweep.folder / trial.same_as), RunFolder(sweep.folder / trial.name)
-        if own.status.is_finished or not first.status.is_finished:
+        first, twin = RunFolder(sweep.folder / trial.same_as), RunFolder(sweep.folder / trial.name)
+        if twin.status.is_finished or not first.status.is_finished:
             continue
-        shutil.rmtree(own.path, ignore_errors=True)
-        own.path.mkdir(parents=True)
+        shutil.rmtree(twin.path, ignore_errors=True)
+        twin.path.mkdir(parents=True)
         for path in first.results():
             if path.is_dir():
-                shutil.copytree(path, own.path / path.name, copy_function=_link)
+                shutil.copytree(path, twin.path / path.name, copy_function=_link)
             else:
-                _link(path, own.path / path.name)
-        own.write_config(trial.config.model_dump(mode="json"))
+                _link(path, twin.path / path.name)
+        twin.write_config(trial.config.model_dump(mode="json"))
         mark: Mark = "COMPLETED" if first.status.name == "completed" else "STOPPED"
-        own.mark(mark, f"the same run as {trial.same_as}\n")  # last: the mark completes the run
+        twin.mark(mark, f"the same run as {trial.same_as}\n")  # last: the mark completes the run
 
 
 def _link(source: str | Path, target: str | Path) -> None:

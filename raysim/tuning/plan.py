@@ -176,8 +176,8 @@ def _refuse(refused: Mapping[str, Sequence[Fault]], num_sound: int, settings: Tu
 
 def _base(raw: sweep.Raw, source: str) -> Config:
     """Return the sweep-level configuration; other groups apply trial by trial."""
-    own = {key: raw[key] for key in ("name", "storage", "seed", "tune") if key in raw}
-    base = sound_config(own, source)
+    settings = {key: raw[key] for key in ("name", "storage", "seed", "tune") if key in raw}
+    base = sound_config(settings, source)
     if base.name is None and parse_config({"name": Path(source).stem})[0] is None:
         text = f"is missing, and {Path(source).stem!r} is not a valid name; set a name"
         raise ConfigError([Fault("name", text)], source)

@@ -85,8 +85,7 @@ class Planner:
             raise ConfigError([sweep.same_settings(self._raw, like, single, self._source)], self._source)
         place = {"storage": self._storage, "name": f"{self._name}/{name}"}
         raw = {**single.raw, **place}
-        found = check(raw, self._source, validates=self._validates, reads_weights=self._reads_weights)
-        plan = with_whole_files(found)
+        plan = with_whole_files(check(raw, self._source, validates=self._validates, reads_weights=self._reads_weights))
         original = self._first.setdefault(identity(plan), name)
         return trial_of(name, dict(values), single.raw, plan, "" if original == name else original)
 

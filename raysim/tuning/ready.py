@@ -62,17 +62,17 @@ def _key(config: Config) -> str:
 
 
 def _made(configs: Mapping[str, Config], say: Tell) -> Iterator[tuple[str, Ready]]:
-    found = {key: check_partition(config.model_dump(mode="json"), "the sweep") for key, config in configs.items()}
-    manifests = {manifest.checksum: manifest for _, manifest in found.values()}
+    partitions = {key: check_partition(config.model_dump(mode="json"), "the sweep") for key, config in configs.items()}
+    manifests = {manifest.checksum: manifest for _, manifest in partitions.values()}
     folders: dict[tuple[Path, str], Path] = {}
     for cache in {data_cache(config) for config in configs.values()}:
         here = [key for key, config in configs.items() if data_cache(config) == cache]
-        wanted = list({found[key][1].checksum for key in here})
+        wanted = list({partitions[key][1].checksum for key in here})
         lines = Lines(f"writing the shards of {len(wanted)} partitions", say)
         built = build_all_shards([manifests[one] for one in wanted], cache / "shards", write_shards, lines.progress)
         folders |= {(cache, one): folder for one, folder in zip(wanted, built, strict=True)}
     for key, config in configs.items():
-        info, manifest = found[key]
+        info, manifest = partitions[key]
         cache = data_cache(config)
         weights = held_weights(model_spec(config, info), cache / "weights")
         made = Made(str(folders[cache, manifest.checksum]), this_node(), weights)

@@ -113,12 +113,12 @@ def make_callbacks(specs: Sequence[Spec], made: Sequence[object] = ()) -> list[t
     Raises:
       ConfigError: unknown name, or an object that is not a callback.
     """
-    found: list[object] = [*made]
+    callbacks: list[object] = [*made]
     for index, spec in enumerate(specs):
         try:
-            found.append(find(spec.name, NONE, "callback")(**spec.options))
+            callbacks.append(find(spec.name, NONE, "callback")(**spec.options))
         except Exception as error:  # a callback class of a package or the user may raise anything
             raise ConfigError([Fault(f"tune.callbacks[{index}]", words_of(error))], "the sweep") from error
-    others = [type(each).__name__ for each in found if not isinstance(each, tune.Callback)]
+    others = [type(each).__name__ for each in callbacks if not isinstance(each, tune.Callback)]
     refuse((Fault("callbacks", f"must be a ray.tune.Callback, got type {name}") for name in others), "the sweep")
-    return [each for each in found if isinstance(each, tune.Callback)]
+    return [each for each in callbacks if isinstance(each, tune.Callback)]

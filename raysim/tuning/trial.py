@@ -50,17 +50,17 @@ def point_of(trial: SweepTrial) -> Point:
     return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
 
 
-def make_trainable(own: OwnCode, gpus: float, settings: TuneGroup, made: AllReady) -> Callable[[Point], None]:
+def make_trainable(code: OwnCode, gpus: float, settings: TuneGroup, made: AllReady) -> Callable[[Point], None]:
     """Return the function run by Tune for each point, in the trial's placement group.
 
     Args:
-      own: the user's own code for the trials.
+      code: the user's own code for the trials.
       gpus: number of GPUs of the cluster.
       made: the data and weights of the trials.
     """
 
     def run_trial(point: Point, made: AllReady) -> None:
-        receive(own)
+        receive(code)
         _run_trial(json.loads(str(point["settings"])), str(point["trial"]), settings, made)
 
     def group_of(point: Point) -> tune.PlacementGroupFactory:
@@ -124,21 +124,21 @@ class _Reporter:
         if round_index < self._num_reported:
             return
         self._num_reported = round_index + 1
-        known = {name: float(value) for name, value in metrics.items()}
+        numbers = {name: float(value) for name, value in metrics.items()}
         metric = self._settings.metric
-        main = main_of(known)
-        if f"server/{main}" in known:
-            score = self._scores[round_index] = known[f"server/{main}"]
-            self._validation[round_index] = known.get(f"server/validation_{main}", math.nan)
+        main = main_of(numbers)
+        if f"server/{main}" in numbers:
+            score = self._scores[round_index] = numbers[f"server/{main}"]
+            self._validation[round_index] = numbers.get(f"server/validation_{main}", math.nan)
             best, chosen = best_round(self._scores, main), best_round(self._validation, main)
-            known |= dict.fromkeys((form.format(main) for form in SUMMARY), score)
-            known[f"best_{main}"] = math.nan if best is None else self._scores[best]
-            known[f"{main}_at_best_validation"] = math.nan if chosen is None else self._scores[chosen]
-        if metric not in known:
+            numbers |= dict.fromkeys((form.format(main) for form in SUMMARY), score)
+            numbers[f"best_{main}"] = math.nan if best is None else self._scores[best]
+            numbers[f"{main}_at_best_validation"] = math.nan if chosen is None else self._scores[chosen]
+        if metric not in numbers:
             return
-        if math.isnan(known[metric]):  # the worst score, since NaN cannot be ranked
-            known[metric] = -math.inf if self._settings.direction == "max" else math.inf
-        result = {"training_iteration": round_index + 1, **known}
+        if math.isnan(numbers[metric]):  # the worst score, since NaN cannot be ranked
+            numbers[metric] = -math.inf if self._settings.direction == "max" else math.inf
+        result = {"training_iteration": round_index + 1, **numbers}
         if round_index + 1 == self.num_rounds:
             self._last = result
             return
