@@ -25,8 +25,8 @@ def agreements_of(server: ServerView, leaves: Sequence[Leaf], direction: Tensor)
     """
     spans: Spans = [(leaf.offset, leaf.end) for leaf in leaves]
     parts = torch.cat([direction[start:end] for start, end in spans])
-    found = server.map_updates(update_agreement, (spans, parts))
-    return torch.stack(found) if found else torch.zeros(0, len(leaves), 3, dtype=torch.float64)
+    products = server.map_updates(update_agreement, (spans, parts))
+    return torch.stack(products) if products else torch.zeros(0, len(leaves), 3, dtype=torch.float64)
 
 
 def update_agreement(update: Tensor, spans_and_direction: tuple[Spans, Tensor]) -> Tensor:
@@ -34,7 +34,7 @@ def update_agreement(update: Tensor, spans_and_direction: tuple[Spans, Tensor]) 
     spans, direction = spans_and_direction
     parts = torch.split(direction.double(), [end - start for start, end in spans])
     pairs = [(update[start:end].double(), part) for (start, end), part in zip(spans, parts, strict=True)]
-    return torch.stack([torch.stack([own @ part, own @ own, part @ part]) for own, part in pairs])
+    return torch.stack([torch.stack([u @ d, u @ u, d @ d]) for u, d in pairs])
 
 
 def cosines_of(agreements: Tensor) -> Tensor:

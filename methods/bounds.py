@@ -37,9 +37,9 @@ def feedback_of(client: ClientView, ops: Mapping[str, LayerOp]) -> dict[str, Ten
     if client.num_steps > 0:  # without a step there may be too few examples for a gradient
         plain = _gradient(client, {})
         other = _gradient(client, ops)
-    known = feedback_layers(client.layout)
-    inside = [index for index, name in enumerate(known) if name in ops]
-    weights = [client.layout.view(client.params, leaf) for leaf in known.values()]
+    layers = feedback_layers(client.layout)
+    inside = [index for index, name in enumerate(layers) if name in ops]
+    weights = [client.layout.view(client.params, leaf) for leaf in layers.values()]
     norms = [float(torch.linalg.vector_norm(weights[index], dtype=torch.float64)) for index in inside]
     return {
         "error": torch.linalg.vector_norm(other - plain, dtype=torch.float64).cpu(),
@@ -63,8 +63,8 @@ def log_feedback(server: ServerView) -> None:
     """Log means over the clients that took a step, and the spread of their weights in the overridden layers, if any."""
     if "weight_norms" not in server.report:
         return
-    active, known = server.is_active, feedback_layers(server.layout)
-    leaves = [list(known.values())[index] for index in server.report["layers"][0].tolist()]
+    active, layers = server.is_active, feedback_layers(server.layout)
+    leaves = [list(layers.values())[index] for index in server.report["layers"][0].tolist()]
     norms = server.report["weight_norms"]
     server.log("feedback_error", float(server.report["error"][active].mean()))
     server.log("local_gradient_norm", float(server.report["gradient_norm"][active].mean()))

@@ -141,10 +141,10 @@ def pooled_moments(counts: Tensor, means: Tensor, covariances: Tensor) -> tuple[
     weights = counts.double() / total.clamp_min(1)
     mean = (weights[:, :, None] * means).sum(0)
     pooled = torch.zeros_like(covariances[0])
-    for count, own_mean, own in zip(counts[:, :, None, None], means, covariances, strict=True):
+    for count, own_mean, covariance in zip(counts[:, :, None, None], means, covariances, strict=True):
         centred = own_mean - mean
         between = centred[:, :, None] * centred[:, None, :]
-        pooled += (count - 1).clamp_min(0) * own + count * between
+        pooled += (count - 1).clamp_min(0) * covariance + count * between
     return total, mean, pooled / (total - 1).clamp_min(1)[:, None, None]
 
 

@@ -243,9 +243,9 @@ def log_separation(server: ServerView) -> None:
     sums, counts = (functools.reduce(torch.add, parts) for parts in zip(*slices, strict=True))
     means = sums / counts.clamp_min(1)[:, None]
     inside = functools.reduce(torch.add, server.map_features(distances_to_means, means))
-    known = means[counts > 0]
+    class_means = means[counts > 0]
     intra = float(inside / counts.sum())
-    inter = float(torch.pdist(known).mean()) if len(known) > 1 else math.nan
+    inter = float(torch.pdist(class_means).mean()) if len(class_means) > 1 else math.nan
     server.log("intra", intra)
     server.log("inter", inter)
     server.log("separability", inter / intra if intra > 0 else math.nan)

@@ -262,7 +262,7 @@ def noise_for(
         most = noise_for("rdp", epsilon, delta, rounds, size, population, sampling)
         bracket = accounting.ExplicitBracketInterval(most / 3, most)
         make = partial(accounting.pld.PLDAccountant, value_discretization_interval=BIN)
-    found: float = accounting.calibrate_dp_mechanism(
+    multiplier: float = accounting.calibrate_dp_mechanism(
         make,
         lambda noise: accounting.SelfComposedDpEvent(_of_round(noise, size, population, sampling)[0], rounds),
         epsilon,
@@ -270,7 +270,7 @@ def noise_for(
         bracket,
         tol=1e-3,
     )
-    return found
+    return multiplier
 
 
 def epsilon_after(rounds: int, spent: tuple[Sequence[float], Any], delta: float) -> float:

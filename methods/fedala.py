@@ -35,19 +35,19 @@ def fedala(*, layers: Count = 1, eta: Positive = 1.0, share: Fraction = 0.8, fir
         if "own_model" not in client.memory:
             return client.start_state
         state, top = client.start_state.clone(), _last(client.layout, layers)
-        own = client.memory["own_model"][: len(client.start)][top]
-        change = client.start[top] - own
+        own_top = client.memory["own_model"][: len(client.start)][top]
+        change = client.start[top] - own_top
         passes = 1 if "weights" in client.memory else first_passes
-        weights = client.memory.get("weights", torch.ones_like(own))
+        weights = client.memory.get("weights", torch.ones_like(own_top))
         point = state[: len(client.start)]
         for _ in range(passes):
             batches = list(client.batches())
             count = math.ceil(share * len(batches))
             for index in torch.randperm(len(batches), generator=client.generator)[:count].tolist():
-                point[top] = own + weights * change
+                point[top] = own_top + weights * change
                 gradient = client.model.gradient(client.model.criterion, point, batches[index])[top]
                 weights = (weights - eta * gradient * change).clamp(0, 1)
-        point[top] = own + weights * change
+        point[top] = own_top + weights * change
         client.memory["weights"] = weights
         return state
 

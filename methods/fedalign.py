@@ -93,8 +93,8 @@ def block_of(layout: Layout, wanted: str | None) -> str:
             raise ValueError("fedalign: no trained block in front of the classifier; use a deeper model")
         return blocks[-1]
     if not any(leaf.name.startswith(f"{wanted}.") for leaf in bodies):
-        known = ", ".join(dict.fromkeys(leaf.block for leaf in bodies))
-        raise ValueError(f"fedalign: there is no block {wanted!r} in front of the classifier; there are {known}")
+        names = ", ".join(dict.fromkeys(leaf.block for leaf in bodies))
+        raise ValueError(f"fedalign: there is no block {wanted!r} in front of the classifier; there are {names}")
     return wanted
 
 

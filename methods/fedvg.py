@@ -151,8 +151,8 @@ def weights_from_norms(
     usable = is_active & ~norms.isinf().any(dim=1)
 
     def weights_of(tensors: Iterable[str]) -> Tensor | None:
-        known = [sizes[name] for name in tensors if name in sizes]
-        return inverse_weights(torch.stack(known).mean(dim=0), usable, eps) if known else None
+        tensor_norms = [sizes[name] for name in tensors if name in sizes]
+        return inverse_weights(torch.stack(tensor_norms).mean(dim=0), usable, eps) if tensor_norms else None
 
     # Where no tensor has the chosen norm: uniform, as the released code does for tensors without a gradient.
     uniform = normalised(usable.double())

@@ -117,11 +117,11 @@ def chosen_layers(layout: Layout, layers: Names, who: str) -> dict[str, Leaf]:
     Raises:
       ValueError: an unknown name, or none at all.
     """
-    known = feedback_layers(layout)
-    names = _chosen(list(known), layers, f"{who}: no trained linear or convolution layer")
+    leaves = feedback_layers(layout)
+    names = _chosen(list(leaves), layers, f"{who}: no trained linear or convolution layer")
     if not names:
         raise ValueError(f"{who}: no trained linear or convolution layer to work on; name some, or drop {who}")
-    return {name: known[name] for name in names}
+    return {name: leaves[name] for name in names}
 
 
 def chosen_blocks(layout: Layout, blocks: Names) -> list[str]:
@@ -130,14 +130,14 @@ def chosen_blocks(layout: Layout, blocks: Names) -> list[str]:
     Raises:
       ValueError: an unknown name.
     """
-    known = dict.fromkeys(leaf.block for leaf in layout.params if len(leaf.shape) >= 2 and leaf.block != "stem")
-    return _chosen(list(known), blocks, "dfa: no layer block")
+    all_blocks = dict.fromkeys(leaf.block for leaf in layout.params if len(leaf.shape) >= 2 and leaf.block != "stem")
+    return _chosen(list(all_blocks), blocks, "dfa: no layer block")
 
 
-def _chosen(known: Sequence[str], names: Names, problem: str) -> list[str]:
-    if names != "all" and (unknown := [name for name in names if name not in known]):
-        raise ValueError(f"{problem} {unknown[0]!r}; there are {', '.join(known)}")
-    return [name for name in known if names == "all" or name in names]
+def _chosen(candidates: Sequence[str], names: Names, problem: str) -> list[str]:
+    if names != "all" and (unknown := [name for name in names if name not in candidates]):
+        raise ValueError(f"{problem} {unknown[0]!r}; there are {', '.join(candidates)}")
+    return [name for name in candidates if names == "all" or name in names]
 
 
 def backward_claims(layers: str | list[str]) -> frozenset[str]:

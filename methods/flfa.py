@@ -201,10 +201,10 @@ def update_cosines(update: Tensor, spans_and_mean: tuple[Spans, Tensor]) -> Tens
     sizes = [end - start for start, end in spans]
     cosines = []
     for (start, end), mean in zip(spans, torch.split(means.double(), sizes), strict=True):
-        own = update[start:end].double()
-        size = mean.norm() * own.norm()
-        cosine = own @ mean / torch.where(size > 0, size, 1.0)
-        cosines.append(torch.where(own.any(), cosine, torch.nan))
+        layer_update = update[start:end].double()
+        size = mean.norm() * layer_update.norm()
+        cosine = layer_update @ mean / torch.where(size > 0, size, 1.0)
+        cosines.append(torch.where(layer_update.any(), cosine, torch.nan))
     return torch.stack(cosines)
 
 

@@ -87,14 +87,14 @@ def class_covariances(values: Tensor, labels: Tensor, num_classes: int, *, diago
     size = width if diagonal else width * (width + 1) // 2
     covariances = torch.zeros(num_classes, size, dtype=torch.float64, device=values.device)
     for label in set(labels.tolist()):
-        own = values[labels == label].double()
-        if len(own) < 2:
+        examples = values[labels == label].double()
+        if len(examples) < 2:
             continue
-        centred = own - own.mean(0)
+        centred = examples - examples.mean(0)
         if diagonal:
-            covariances[label] = centred.square().sum(0) / (len(own) - 1)
+            covariances[label] = centred.square().sum(0) / (len(examples) - 1)
         else:
-            covariances[label] = pack_symmetric(centred.T @ centred / (len(own) - 1))
+            covariances[label] = pack_symmetric(centred.T @ centred / (len(examples) - 1))
     return covariances
 
 

@@ -37,15 +37,15 @@ def personal(*, layers: Literal["all", "head", "norm"] | list[str] = "head") -> 
     def partition(part: Partition) -> Partition:
         names = part.trained | part.shared
         if layers == "norm":
-            own = names & part.norms
-            if not own:
+            kept_names = names & part.norms
+            if not kept_names:
                 raise ValueError(
                     "personal: the model has no normalisation layers; set model.norm, or name further layers"
                 )
         else:
             patterns = layers if isinstance(layers, list) else {"all": ["*"], "head": [part.head]}[layers]
-            own = _matching(patterns, names)
-        return Partition(part.trained, part.shared - own, part.head)
+            kept_names = _matching(patterns, names)
+        return Partition(part.trained, part.shared - kept_names, part.head)
 
     return Method("personal", partition=partition, needs=frozenset({"client-memory"}))
 
@@ -56,7 +56,7 @@ def _matching(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
     Raises:
       ValueError: a pattern matches nothing.
     """
-    names, found = list(names), frozenset[str]()
+    names, matched = list(names), frozenset[str]()
     for pattern in patterns:
         matches = frozenset(name for name in names if any(fnmatchcase(path, pattern) for path in _paths(name)))
         if not matches:
@@ -65,8 +65,8 @@ def _matching(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
                 f"personal: {pattern!r} matches no trained layer; known: {', '.join(layers[:8])}"
                 f"{' ...' if len(layers) > 8 else ''}"
             )
-        found |= matches
-    return found
+        matched |= matches
+    return matched
 
 
 def _paths(name: str) -> list[str]:

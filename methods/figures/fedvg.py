@@ -146,12 +146,12 @@ def _heat_maps(title: str, rounds: Mapping[int, pd.DataFrame]) -> Figure:
 
 def read_norms(folder: Path) -> dict[int, pd.DataFrame]:
     """Round -> [clients, layers], the array `<method>.norms` that a run logged."""
-    found = {}
+    frames = {}
     for index, arrays in RunFolder(folder).logged_arrays():
         name = next((name for name in arrays if name.endswith(".norms") and arrays[name].ndim == 2), None)
         if name is not None:
-            found[index] = pd.DataFrame(arrays[name], arrays.get(f"{name}:clients"), arrays.get(f"{name}:columns"))
-    return found
+            frames[index] = pd.DataFrame(arrays[name], arrays.get(f"{name}:clients"), arrays.get(f"{name}:columns"))
+    return frames
 
 
 #: SHOWN: drawn rounds: the first, the middle and the last logged round. SPAN: ratio above which the axis is
@@ -200,8 +200,8 @@ def _points(cell: Cell) -> dict[int, np.ndarray]:
     for folder in cell.folders.values():
         for index, values in logged(folder, "diagnostics.premise").items():
             rounds.setdefault(index, []).append(values)
-    known = sorted(rounds)
-    ends = sorted({known[place * (len(known) - 1) // (SHOWN - 1)] for place in range(SHOWN)}) if known else []
+    indices = sorted(rounds)
+    ends = sorted({indices[place * (len(indices) - 1) // (SHOWN - 1)] for place in range(SHOWN)}) if indices else []
     stacked = {index: np.concatenate(rounds[index]) for index in ends}
     usable = {index: values[np.isfinite(values).all(axis=1) & (values[:, 0] > 0)] for index, values in stacked.items()}
     return {index: values for index, values in usable.items() if len(values)}

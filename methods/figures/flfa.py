@@ -38,7 +38,7 @@ def representation(report: ReportContents) -> Iterator[Figure]:
     """
     for table in report.tables:
         lines = {name: cell_lines(table, rounds_of, f"diagnostics/{name}") for name in DISTANCES}
-        columns = [column for column in table.columns if any(column in found for found in lines.values())]
+        columns = [column for column in table.columns if any(column in by_column for by_column in lines.values())]
         panels = [
             (wrap(DISTANCES[name]) + _below(table, column), lines[name].get(column, {}))
             for column in columns

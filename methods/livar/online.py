@@ -66,9 +66,9 @@ def online_coefficients(
         column = shares.clone()
         if bool(is_active.any()):
             right, left = directions(a[is_active], b[is_active], start_a, start_b, grad_a, grad_b)
-            own = _descending(gram(right, left))
-            if own is not None:
-                column[is_active] = normalised(torch.from_numpy(own))
+            solution = _descending(gram(right, left))
+            if solution is not None:
+                column[is_active] = normalised(torch.from_numpy(solution))
                 num_regressed += 1
         columns[pair.layer] = column
     server.log("regressed", num_regressed)
@@ -95,8 +95,8 @@ def directions(
 
 def _descending(inner: np.ndarray) -> np.ndarray | None:
     """(K,) solution of eq. 4 from the (K + 1, K + 1) inner products, D's last; None where no client descends."""
-    own, target, length = inner[:-1, :-1], inner[:-1, -1], inner[-1, -1]
+    products, target, length = inner[:-1, :-1], inner[:-1, -1], inner[-1, -1]
     if not (np.isfinite(inner).all() and length > 0 and target.max() > 0):
         return None
-    scale = np.sqrt(np.trace(own) / len(own)) / np.sqrt(length)
-    return target_coefficients(own, scale * target)
+    scale = np.sqrt(np.trace(products) / len(products)) / np.sqrt(length)
+    return target_coefficients(products, scale * target)
