@@ -53,7 +53,7 @@ def test_unseen_clients_never_train_and_are_scored_on_their_rows(task, tmp_path)
 def test_there_is_at_least_one_and_somebody_trains(tmp_path):
     plan = check(unseen_config(tmp_path, "regression", 0.001), "a test")
     assert len(plan.manifest.unseen_sizes) == 1
-    with pytest.raises(ConfigError, match=r"data\.unseen_clients: leaves nobody who trains"):
+    with pytest.raises(ConfigError, match=r"data\.unseen_clients: leaves no client that trains"):
         check(unseen_config(tmp_path, "regression", 0.5) | {"partition": {"scheme": "iid", "num_clients": 1}}, "a test")
     with pytest.raises(ConfigError, match="4 clients a round of a population of 3"):
         check(unseen_config(tmp_path, "regression", 0.5), "a test")

@@ -202,7 +202,7 @@ def test_asynchronous_methods_are_refused_beside_what_waits_for_a_cohort(root):
     fits = [{"fedbuff": {"buffer": 2}}]
     assert "time.deadline_s: has no effect with fedbuff" in refusal(root, fits, time={"deadline_s": 3})
     assert "poisson" in refusal(root, fits, cohort={"size": 7, "sampling": "poisson"})
-    assert "nobody trains after the others" in refusal(root, [*fits, {"alie": {"share": 0.3}}])
+    assert "no client trains after the others" in refusal(root, [*fits, {"alie": {"share": 0.3}}])
     assert "both decide arrivals" in refusal(root, [*fits, "fedasync"])
 
 

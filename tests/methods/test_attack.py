@@ -283,7 +283,7 @@ def test_an_attack_has_no_option_that_hangs_on_another(name):
         ("label_flip", {"target": 10, "share": 1.0}, "target 10 is none of the 10 classes"),
         ("label_flip", {"source": 10, "share": 1.0}, "source 10 is none of the 10 classes"),
         ("backdoor", {"trigger": 9, "share": 1.0}, r"a patch of 9 x 9 does not fit inputs of shape \(8, 8, 1\)"),
-        ("sign_flip", {"share": 0.01}, "0.01 of 12 clients is nobody; raise share"),
+        ("sign_flip", {"share": 0.01}, "0.01 of 12 clients is no client; raise share"),
         ("sign_flip", {"from_round": 3}, "from_round 3 is behind the last round, 2: no client would attack"),
     ],
     ids=str,

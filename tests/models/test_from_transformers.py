@@ -206,8 +206,11 @@ def test_what_lies_at_the_path_is_looked_at(tmp_path):
     weights.write_bytes(kept)
     config = json.loads((tmp_path / "config.json").read_text())
     for change, words in (
-        ({"model_type": "no_such"}, "no configuration for transformers"),
-        ({"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "no_such"}, "no configuration for transformers"),
+        ({"model_type": "no_such"}, "is not a configuration for transformers"),
+        (
+            {"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "no_such"},
+            "is not a configuration for transformers",
+        ),
         ({"n_layer": 3}, r"lack .*transformer\.h\.2"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
