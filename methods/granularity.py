@@ -27,15 +27,16 @@ def spread(
     """
     block_of = {leaf.name: leaf.block for leaf in layout.params}
 
-    def weigh(layers: Sequence[str], default: Tensor) -> Tensor:
+    def weights_or(layers: Sequence[str], default: Tensor) -> Tensor:
         weights = weights_of(layers)
         return default if weights is None else weights
 
-    everything = weigh(list(block_of), otherwise)
+    everything = weights_or(list(block_of), otherwise)
     by_block = {
-        block: weigh([layer for layer in block_of if block_of[layer] == block], otherwise) for block in layout.blocks
+        block: weights_or([layer for layer in block_of if block_of[layer] == block], otherwise)
+        for block in layout.blocks
     }
-    by_layer = {layer: weigh([layer], by_block[block_of[layer]]) for layer in block_of}
+    by_layer = {layer: weights_or([layer], by_block[block_of[layer]]) for layer in block_of}
     # A BatchNorm statistic has the weight of the first parameter tensor of its module.
     owners = {leaf.layer: leaf.name for leaf in reversed(layout.params)}
 

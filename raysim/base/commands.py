@@ -16,7 +16,7 @@ def command(program: str, *words: object) -> str:
       program: a script of this installation, `raysim` or `tensorboard`.
       words: paths are shown from the current folder on where they lie below it.
     """
-    return shlex.join([_word(program), *(shown(word) if isinstance(word, Path) else str(word) for word in words)])
+    return shlex.join([_shown_name(program), *(shown(word) if isinstance(word, Path) else str(word) for word in words)])
 
 
 def shown(path: Path) -> str:
@@ -29,7 +29,7 @@ def shown(path: Path) -> str:
     return f"./{below}" if str(below).startswith("-") else str(below)
 
 
-def _word(program: str) -> str:
+def _shown_name(program: str) -> str:
     """Return the program's name if PATH finds this installation, else the program's path."""
     script, there = Path(sys.executable).with_name(program), shutil.which(program)
     if not script.is_file() or (there and Path(there).samefile(script)):

@@ -22,7 +22,7 @@ from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep
 from raysim.cli.recipes import show_recipes
 from raysim.cli.terminal import LiveLine, Progress, command_began, err, out
-from raysim.cli.unexpected import message_of, shown_once
+from raysim.cli.unexpected import message_and_status, shown_once
 from raysim.data.readers.reader_options import ReaderOptions
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -297,7 +297,7 @@ def main() -> None:
         _end_process(ended.code)
         raise
     except Exception as error:
-        line, status = message_of(error)
+        line, status = message_and_status(error)
         err.print(line, markup=False)
         _end_process(status)
         sys.exit(status)

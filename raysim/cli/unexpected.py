@@ -31,7 +31,7 @@ from raysim.cli.terminal import err
 GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExists)
 
 
-def message_of(error: Exception) -> tuple[str, int]:
+def message_and_status(error: Exception) -> tuple[str, int]:
     """Return (message, exit status) of an error."""
     if isinstance(error, RaysimError):
         return f"{type(error).__name__}: {error}", 2 if isinstance(error, GIVEN) else 1

@@ -165,13 +165,13 @@ def _label_of(key: str, labels: Mapping[str, Label]) -> str | None:
 
 def is_set(printed: object, name: object) -> bool:
     """Return whether a prepared set matches a paper's set; true for names that are not in `SETS`."""
-    names = next((names for other, names in SETS.items() if is_same(other, printed)), None)
+    names = next((each for other, each in SETS.items() if is_same(other, printed)), None)
     return names is None or name in names
 
 
 def is_network(printed: object, model: Mapping[str, object]) -> bool:
     """Return whether a model's settings match a paper's network; true for names that are not in `NETWORKS`."""
-    choices = next((choices for other, choices in NETWORKS.items() if is_same(other, printed)), None)
+    choices = next((each for other, each in NETWORKS.items() if is_same(other, printed)), None)
     return choices is None or any(_holds(choice, model) for choice in choices)
 
 

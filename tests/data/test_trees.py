@@ -194,6 +194,10 @@ def test_empty_class_folder_and_empty_tree_are_named(tmp_path):
         prepare("folder", tmp_path / "out", tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"folder needs the source files. Give --root FOLDER$"):
         prepare("folder", tmp_path / "out")
+    with pytest.raises(
+        DataError, match=r"pacs needs the source files. Give --root FOLDER; the files are from the PACS project"
+    ):
+        prepare("pacs", tmp_path / "out")
 
 
 def test_decoding_in_threads_gives_the_bytes_of_one_after_the_other(tmp_path, monkeypatch):
