@@ -62,7 +62,8 @@ def direction_of(metric: str, given: Direction | None = None, *, key: str = "mod
     declared = [each for each in DIRECTIONS if f"{bare}_".startswith(f"{each}_")]
     direction = DIRECTIONS[max(declared, key=len)] if declared else None
     if direction is None:
-        text = f"{bare!r} does not declare a better direction; use another metric, or set {bare}.direction in its code"
+        mend = f"set {key} to max or min" if key.endswith("mode") else "use another metric"
+        text = f"{bare!r} does not declare a better direction; {mend}, or set {bare}.direction in its code"
         raise ConfigError([Fault(key, text)], "the configuration")
     return direction
 

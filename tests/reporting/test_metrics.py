@@ -100,6 +100,8 @@ def test_an_own_metric_that_declares_no_direction_is_asked_for_it(name, monkeypa
         ConfigError, match=rf"tune.metric: '{bare}\w*' does not declare a better direction; use another"
     ):
         direction_of(name, key="tune.metric")
+    with pytest.raises(ConfigError, match=r"report\.mode: .* set report\.mode to max or min, or set"):
+        direction_of(name, key="report.mode")
     monkeypatch.setitem(DIRECTIONS, bare, "min")
     assert (direction_of(name), direction_of(name, "max")) == ("min", "max")
 
