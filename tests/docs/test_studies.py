@@ -29,9 +29,7 @@ SENTENCE = re.compile(r"(?<=[.;])\s+(?!\d)")
 SPELLINGS = {"batchnorm": "batch", "paper": "published", "plain": "none", "transformer": "vit", "without": "none"}
 STOP = {"", "a", "and", "at", "by", "for", "in", "is", "it", "not", "of", "on", "over", "that", "the", "to", "with"}
 
-#: Pages that are older than this rule: they also tell what is in progress.csv, whose runs are gone.
-OLDER = ("univarfl_shapes",)
-STUDIES = [path.parent for path in sorted(FOLDER.glob("*/README.md")) if path.parent.name not in OLDER]
+STUDIES = [path.parent for path in sorted(FOLDER.glob("*/README.md"))]
 
 Words = frozenset[str]
 
