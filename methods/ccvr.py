@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.moments import class_covariances, class_means, linear_head, local_features, one_thread, unpack_symmetric
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.base.options import Bounds
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Count, Decay, Method, Positive, ServerView, State
@@ -33,7 +33,7 @@ def ccvr(
     epochs: Annotated[int, Bounds(ge=0, le=100_000)] = 5,
     lr: Positive = 0.01,
     momentum: Decay = 0.9,
-    batch_size: Annotated[Count, counts_with("as_in", None)] = 32,
+    batch_size: Annotated[Count, applies_with("as_in", None)] = 32,
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """Retrains the head on features drawn from one Gaussian per class, pooled from the clients' statistics.

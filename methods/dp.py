@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_with, counts_without
+from raysim.base.conditions import applies_with, applies_without
 from raysim.base.options import Bounds
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Count, Message, Method, OpenShare, Positive, RunSizes, ServerView, State
@@ -40,7 +40,7 @@ Accountant = Literal["rdp", "pld"]
 
 #: Options of every private method.
 Noise = Annotated[float, Bounds(ge=0, le=MOST_NOISE)]
-Delta = Annotated[OpenShare, counts_without("noise", 0.0)]
+Delta = Annotated[OpenShare, applies_without("noise", 0.0)]
 
 #: Adaptive clipping as in the paper's experiments: the step eta_C, and the count's noise sigma_b as a share of the
 #: cohort.
@@ -50,7 +50,7 @@ STEP, COUNT_NOISE = 0.2, 1 / 20
 def dp(
     *,
     clip: Positive = 1.0,
-    noise: Annotated[Noise, counts_with("epsilon", None)] = 1.0,
+    noise: Annotated[Noise, applies_with("epsilon", None)] = 1.0,
     epsilon: Positive | None = None,
     delta: Delta = 1e-5,
     adaptive: OpenShare | None = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.core.layout import Layout
 from raysim.core.method import Decay, Method, Positive, ServerView, State
 
@@ -16,7 +16,7 @@ def fedavgm(
     *,
     beta: Decay = 0.9,
     server_lr: Positive = 1.0,
-    form: Annotated[Literal["heavy_ball", "nesterov", "damped"], counts_with("as_in", None)] = "heavy_ball",
+    form: Annotated[Literal["heavy_ball", "nesterov", "damped"], applies_with("as_in", None)] = "heavy_ball",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """Server momentum v over the aggregated update Δ, in one of the three forms in use.

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.core.layout import Layout
 from raysim.core.method import Amount, Batch, ClientView, GradFn, Method, Positive, ServerView, State
 
@@ -19,7 +19,7 @@ def feddyn(
     *,
     alpha: Amount = 0.1,
     max_grad_norm: Positive | None = None,
-    weights: Annotated[Literal["uniform", "examples"], counts_with("as_in", None)] = "uniform",
+    weights: Annotated[Literal["uniform", "examples"], applies_with("as_in", None)] = "uniform",
     as_in: Literal["fl-bench"] | None = None,
 ) -> Method:
     """Add a linear and a quadratic term, so that a client's stationary point agrees with the global one.

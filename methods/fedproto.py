@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.moments import class_means, local_features
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.core.layout import Layout
 from raysim.core.method import Amount, Batch, ClientView, LossFn, Message, Method, Outputs, Partition, ServerView, State
 from raysim.core.weights import normalised
@@ -18,8 +18,8 @@ from raysim.core.weights import normalised
 def fedproto(
     *,
     strength: Amount = 1.0,
-    share: Annotated[Literal["weights", "nothing"], counts_with("as_in", None)] = "weights",
-    prototypes: Annotated[Literal["clients", "examples"], counts_with("as_in", None)] = "clients",
+    share: Annotated[Literal["weights", "nothing"], applies_with("as_in", None)] = "weights",
+    prototypes: Annotated[Literal["clients", "examples"], applies_with("as_in", None)] = "clients",
     as_in: Literal["fed-mammoth"] | None = None,
 ) -> Method:
     """Adds strength * MSE(z, P_y) to the loss, P_c the global prototype: the mean of the clients' mean features of c.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from methods.granularity import spread
 from methods.scored import ClientScore, Granularity, Part, inverse_weights, part_of, weights_from_score
-from raysim.base.counting import counts_with, counts_without
+from raysim.base.conditions import applies_with, applies_without
 from raysim.core.layout import Layout
 from raysim.core.method import Amount, ClientView, Count, Method, State
 from raysim.core.weights import Weights, normalised
@@ -28,12 +28,14 @@ def fedvg(
     norm: Norm = "l1",
     leaves: Part = "all",
     mix: Literal["replace", "average"] = "replace",
-    val_mode: Annotated[Literal["train", "eval"], counts_without("norm", "update", "update-l1")] = "train",
+    val_mode: Annotated[Literal["train", "eval"], applies_without("norm", "update", "update-l1")] = "train",
     every: Count = 1,
-    one_axis: Annotated[Literal["block", "l2"], counts_with("norm", "spectral"), counts_with("as_in", None)] = "block",
+    one_axis: Annotated[
+        Literal["block", "l2"], applies_with("norm", "spectral"), applies_with("as_in", None)
+    ] = "block",
     as_in: Annotated[
         Literal["release"] | None,
-        counts_without("norm", "update", "update-l1") | counts_with("granularity", "layer", "auto"),
+        applies_without("norm", "update", "update-l1") | applies_with("granularity", "layer", "auto"),
     ] = None,
     eps: Amount = 1e-8,
 ) -> Method:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import Batch, ClientView, Count, Method, ServerView, State, Vector
 from raysim.core.weights import RightMap, Weights, refuse_factors
@@ -25,7 +25,7 @@ MAMMOTH_CONSTANT = 1e-12
 
 
 def fisher(
-    *, num_examples: Annotated[Count, counts_with("as_in", None)] = 4096, as_in: Literal["fed-mammoth"] | None = None
+    *, num_examples: Annotated[Count, applies_with("as_in", None)] = 4096, as_in: Literal["fed-mammoth"] | None = None
 ) -> Method:
     """w = sum_k a_k F_k y_k / sum_k a_k F_k, element by element, with a_k the aggregation weights given.
 

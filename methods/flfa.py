@@ -20,7 +20,7 @@ from methods.feedback import (
     idle_layer,
     random_feedback,
 )
-from raysim.base.counting import counts_without
+from raysim.base.conditions import applies_without
 from raysim.core.layout import Layout, Leaf
 from raysim.core.method import ClientView, Count, LayerOp, Message, Method, ServerView, State
 from raysim.core.seeding import derive_seed
@@ -35,9 +35,9 @@ def flfa(
     candidates: Candidates = "all",
     first_layer: bool = True,
     strategy: Literal["auto", "lowest", "highest"] = "auto",
-    scale: Annotated[Scale, counts_without("feedback", "direct")] = "layer",
+    scale: Annotated[Scale, applies_without("feedback", "direct")] = "layer",
     feedback: Literal["round", "random", "resampled", "direct"] = "round",
-    seed: Annotated[int, counts_without("feedback", "round")] = 0,
+    seed: Annotated[int, applies_without("feedback", "round")] = 0,
 ) -> Method:
     """Feedback alignment with the round's global weights, in the layers whose updates agree least (or most).
 

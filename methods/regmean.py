@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from methods.moments import one_thread, pack_symmetric, unpack_symmetric
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.core.layout import Leaf
 from raysim.core.method import ClientView, Method, ServerView, Share
 from raysim.core.weights import RightMap, Weights
 
 
 def regmean(
-    *, shrink: Annotated[Share, counts_with("as_in", None)] = 0.9, as_in: Literal["fed-mammoth"] | None = None
+    *, shrink: Annotated[Share, applies_with("as_in", None)] = 0.9, as_in: Literal["fed-mammoth"] | None = None
 ) -> Method:
     """W = (sum_k W_k G_k)(sum_k G_k)^-1 for every linear layer, with G_k = X_k' X_k of the layer's inputs at client k.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from methods.fednova import effective_steps
 from methods.moments import mean_gradient
-from raysim.base.counting import counts_without
+from raysim.base.conditions import applies_without
 from raysim.core.layout import Layout
 from raysim.core.method import Batch, ClientView, GradFn, Message, Method, Positive, ServerView, State, Vector, require
 
@@ -17,7 +17,7 @@ from raysim.core.method import Batch, ClientView, GradFn, Message, Method, Posit
 def scaffold(
     *,
     server_lr: Positive = 1.0,
-    option: Annotated[Literal["i", "ii"], counts_without("as_in", "fl-bench")] = "ii",
+    option: Annotated[Literal["i", "ii"], applies_without("as_in", "fl-bench")] = "ii",
     as_in: Literal["fl-bench", "niid-bench"] | None = None,
 ) -> Method:
     """Corrects every local gradient by control - control_i, estimates of the global and of the client's gradient.

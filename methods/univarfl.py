@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.core.method import Amount, Batch, ClientView, LossFn, Method, Outputs, Positive, Whole
 
 #: Rows of features shorter than this have no direction.
@@ -26,8 +26,8 @@ def univarfl(
     *,
     mu: Amount = 0.5,
     lam: Amount | None = None,
-    eps: Annotated[Positive, counts_with("uniformity", "energy")] = EPS,
-    form: Annotated[Form, counts_with("uniformity", "energy")] = "masked",
+    eps: Annotated[Positive, applies_with("uniformity", "energy")] = EPS,
+    form: Annotated[Form, applies_with("uniformity", "energy")] = "masked",
     variance: Variance = "biased",
     spread: Spread = "variance",
     uniformity: Literal["energy", "kernel"] = "energy",

@@ -12,7 +12,7 @@ from raysim.base.own_code import named, note_of_values
 from raysim.base.progress import Listener
 from raysim.base.settings import Raw, Settings
 from raysim.config import Config, read_config
-from raysim.config.counting import value_at
+from raysim.config.effects import value_at
 from raysim.config.overlays import layered
 from raysim.config.sweep import axes_as_written
 from raysim.plan.names import parsed_run

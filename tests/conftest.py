@@ -22,7 +22,7 @@ LONG_FILES = (
     *(
         "test_compiled",
         "test_own_forms",
-        "test_no_idle_option",
+        "test_unused_options",
         "test_tasks_of_methods",
         "test_precedence",
         "test_sweep",

@@ -38,7 +38,6 @@ NUM_KEYS = 150
 #: Name of files in several rooms -> why.
 SAME_NAME = {
     "build.py": "each makes its room's one product; not yet renamed",
-    "counting.py": "when an option counts: declared in base, checked in config",
     "metrics.py": "training has the metrics; the other is not yet renamed",
     "reading.py": "not yet renamed",
     "resources.py": "not yet renamed",

@@ -12,7 +12,7 @@ from methods.livar.importance import from_importance, table_of
 from methods.livar.merging import factor_weights, from_examples, merged_update, refuse_other_steps
 from methods.livar.online import from_validation_set
 from methods.moments import linear_head, one_thread
-from raysim.base.counting import counts_with, counts_without
+from raysim.base.conditions import applies_with, applies_without
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Method, ServerView, State
 from raysim.core.weights import Weights
@@ -24,15 +24,15 @@ Table = Literal["released", "paper", "online"] | list[list[float]] | dict[str, o
 AT_THE_END = "after the last round no clients' factors are left to score; set evaluate: factors"
 
 #: Options of the adapters.
-OfAdapters = Annotated[T, counts_without("components", "head")]
+OfAdapters = Annotated[T, applies_without("components", "head")]
 
 
 def livar(
     *,
     components: Literal["both", "lora", "head"] = "both",
     layers: OfAdapters[Literal["importance", "examples"]] = "importance",
-    table: Annotated[OfAdapters[Table], counts_with("layers", "importance")] = "released",
-    variance: Annotated[Variance, counts_without("components", "lora")] = "correct",
+    table: Annotated[OfAdapters[Table], applies_with("layers", "importance")] = "released",
+    variance: Annotated[Variance, applies_without("components", "lora")] = "correct",
     evaluate: OfAdapters[Literal["merged", "code", "factors"]] = "merged",
 ) -> Method:
     """Merges A and B of every adapted layer l with coefficients lambda_i^l, and row c of the head with weights w_i^c.

@@ -10,7 +10,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from raysim.base.counting import Counts, plain
+from raysim.base.conditions import Condition, plain
 
 
 class Bounds:
@@ -58,8 +58,8 @@ def _default(parameter: inspect.Parameter) -> str:
 
 def _meaning(parameter: inspect.Parameter, meaning: str) -> str:
     """Return the meaning, followed by the options with which the option applies."""
-    declared = [part for part in get_args(parameter.annotation) if isinstance(part, Counts)]
-    conditions = ", and with ".join(counts.condition for counts in declared)
+    declared = [part for part in get_args(parameter.annotation) if isinstance(part, Condition)]
+    conditions = ", and with ".join(condition.text for condition in declared)
     return f"{meaning.removesuffix('.')}; applies with {conditions}" if conditions else meaning
 
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from raysim.base.errors import Fault, did_you_mean
 from raysim.base.settings import Settings
-from raysim.config.counting import idle_faults
+from raysim.config.effects import unused_faults
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -56,7 +56,7 @@ def parse_options(
         return {}, [Fault(key, f"takes no options that could be read ({error}); name a function of your own")]
     parsed, faults = validated(model, dict(options), key)
     if parsed is not None:
-        faults = idle_faults(parsed, f"{key}.")
+        faults = unused_faults(parsed, f"{key}.")
     return ({} if parsed is None else {name: getattr(parsed, name) for name in options}), faults
 
 

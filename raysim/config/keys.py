@@ -7,22 +7,22 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, GetPydanticSchema, PlainSerializer
 from pydantic_core import PydanticUndefined
 
-from raysim.base.counting import Counts
+from raysim.base.conditions import Condition
 from raysim.base.settings import Settings, Spec
 from raysim.config.faults import Checked
 
 
-def key(default: object, meaning: str, *, counts: Counts | None = None, **bounds: Any) -> Any:
-    """Declare a key of a group: default, meaning, condition under which it applies, and pydantic's bounds."""
-    applies = "" if counts is None else f"; applies with {counts.condition}"
-    field: Any = Field(default, description=f"{meaning}{applies}", **bounds)
-    field.metadata += [] if counts is None else [counts]
+def key(default: object, meaning: str, *, applies: Condition | None = None, **bounds: Any) -> Any:
+    """Declare a key of a group: default, meaning, condition under which the key applies, and pydantic's bounds."""
+    condition = "" if applies is None else f"; applies with {applies.text}"
+    field: Any = Field(default, description=f"{meaning}{condition}", **bounds)
+    field.metadata += [] if applies is None else [applies]
     return field
 
 
-def group(kind: type[Any], meaning: str, *, counts: Counts | None = None) -> Any:
+def group(kind: type[Any], meaning: str, *, applies: Condition | None = None) -> Any:
     """Declare a group of keys, with defaults if not given."""
-    return key(PydanticUndefined, meaning, counts=counts, default_factory=kind)
+    return key(PydanticUndefined, meaning, applies=applies, default_factory=kind)
 
 
 def written_as(form: Any) -> GetPydanticSchema:

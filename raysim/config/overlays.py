@@ -8,9 +8,9 @@ from pathlib import Path
 
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.settings import Raw, Settings
-from raysim.config.counting import value_at
+from raysim.config.effects import value_at
 from raysim.config.faults import nearest
-from raysim.config.reading import set_keys, without_idle
+from raysim.config.reading import set_keys, without_unused
 from raysim.config.sweep import (
     OF_THE_SWEEP,
     SCALED,
@@ -63,7 +63,7 @@ def layered(
         _choose(result, library, axis, choices, where)
     refuse(_unknown_conditions(result, library), source)
     _drop_stale_labels(result, file, {*call, *(axes or {})})
-    result = without_idle(result, [call, *([scale] if is_scaled else []), file])
+    result = without_unused(result, [call, *([scale] if is_scaled else []), file])
     if (later := axes_as_written(result)) and (scale or call or axes):
         added = {key: [*scale[key], *call[key]] for key in scale.keys() & call.keys() if key.endswith("+")}
         before = without_keys(as_mapping(value_at(result, "tune.fixed")), later)  # of an earlier call

@@ -12,7 +12,7 @@ from raysim.base.errors import ConfigError, DataError, Fault, SettingIgnored
 from raysim.base.settings import Settings, assign
 from raysim.base.texts import name_fault
 from raysim.base.uri import is_uri, masked, uri_fault
-from raysim.config.counting import idle_faults, left_idle, remove, sets
+from raysim.config.effects import left_unused, remove, sets, unused_faults
 from raysim.config.faults import validated
 from raysim.config.places import path_to_write
 from raysim.config.schema import Config, ReportGroup
@@ -34,7 +34,7 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     raw = _read_file(config_file(path), ()) if path else {}
     below, values = copy.deepcopy(raw), parse_overrides(overrides)
     set_keys(raw, values, source)
-    return without_idle(raw, (values, below))
+    return without_unused(raw, (values, below))
 
 
 def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
@@ -63,10 +63,10 @@ def _read_file(path: Path, above: tuple[Path, ...]) -> Settings:
     for group, value in raw.items():
         both = isinstance(value, dict) and isinstance(result.get(group), dict)
         result[group] = {**result[group], **value} if both else value
-    return without_idle(result, (raw, below))
+    return without_unused(result, (raw, below))
 
 
-def without_idle(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
+def without_unused(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Settings:
     """Drop settings without effect because another layer overrides their condition; a warning names them.
 
     Settings of the uppermost layer are kept; they are refused later.
@@ -75,11 +75,11 @@ def without_idle(raw: Settings, layers: Sequence[Mapping[str, object]]) -> Setti
       raw: the merged layers.
       layers: settings by dotted keys or in groups, the uppermost first.
     """
-    idle = {key: reason for key, reason in left_idle(raw, Config, layers).items() if not sets(layers[0], key)}
-    if idle:
+    unused = {key: reason for key, reason in left_unused(raw, Config, layers).items() if not sets(layers[0], key)}
+    if unused:
         raw = copy.deepcopy(raw)
-        remove(raw, idle)
-        texts = (f"{key} {reason}" for key, reason in idle.items())
+        remove(raw, unused)
+        texts = (f"{key} {reason}" for key, reason in unused.items())
         warnings.warn(f"left out: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
     return raw
 
@@ -132,7 +132,7 @@ def parse_config(raw: Mapping[str, object]) -> tuple[Config | None, list[Fault]]
         config, _ = validated(Config, without(sound, more))
     if config is not None:
         contradictions = [*_contradictions(config), *_data_contradictions(config), *_unusable_paths(config)]
-        contradictions += idle_faults(config, tune=raw.get("tune"))
+        contradictions += unused_faults(config, tune=raw.get("tune"))
         unsound = {fault.key.split(".")[0] for fault in faults}
         # A default in place of a faulty value may contradict others; contradictions of a population need both groups.
         groups = {fault: {fault.key.split(".")[0], "partition"} for fault in contradictions}

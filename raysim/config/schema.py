@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
-from raysim.base.counting import Counts, counts_above, counts_empty, counts_given, counts_with
+from raysim.base.conditions import Condition, applies_above, applies_empty, applies_given, applies_with
 from raysim.base.direction import BETTER, Direction, direction_of
 from raysim.base.settings import Settings, Spec
 from raysim.config.keys import Group, Named, group, key
@@ -51,7 +51,7 @@ class LocalGroup(Group):
         "momentum of the client optimiser; the momentum buffer is zero at the start of every round",
         ge=0,
         lt=1,
-        counts=counts_with("local.optimizer", "sgd"),
+        applies=applies_with("local.optimizer", "sgd"),
     )
     weight_decay: float = key(
         0.0, "weight decay: added to the gradient with sgd, decoupled from the gradient with adamw", ge=0
@@ -61,7 +61,7 @@ class LocalGroup(Group):
         "factor by which the learning rate is multiplied after each round",
         gt=0,
         le=1,
-        counts=counts_with("local.schedule", "exponential"),
+        applies=applies_with("local.schedule", "exponential"),
     )
     schedule: Literal["constant", "exponential", "cosine"] = key(
         "exponential", "learning-rate schedule over the rounds; exponential without lr_decay is constant"
@@ -116,7 +116,7 @@ class CohortGroup(Group):
         "smallest share of the local work that a straggler does",
         gt=0,
         le=1,
-        counts=counts_above("cohort.stragglers", 0),
+        applies=applies_above("cohort.stragglers", 0),
     )
 
 
@@ -149,19 +149,19 @@ class StopGroup(Group):
         None,
         "the run ends after this many rounds without a better score on the test set",
         ge=1,
-        counts=Counts("rounds", "larger than patience + 1", _is_longer),
+        applies=Condition("rounds", "larger than patience + 1", _is_longer),
     )
     epsilon: float | None = key(
         None,
         "largest epsilon that method dp may spend; the run ends before exceeding the value",
         gt=0,
-        counts=Counts("methods", "that have dp", _has_dp),
+        applies=Condition("methods", "that have dp", _has_dp),
     )
     simulated_s: float | None = key(
         None,
         "the run ends at the first evaluation after this many seconds of simulated time",
         gt=0,
-        counts=counts_given("time"),
+        applies=applies_given("time"),
     )
 
 
@@ -195,7 +195,7 @@ class TuneGroup(Group):
     max_concurrent: int | None = key(None, "largest number of trials at a time; null: as many as fit", ge=1)
     scheduler: Literal["asha", "median"] | None = key(None, "rule that stops trials early")
     grace_rounds: int = key(
-        1, "rounds of a trial before the scheduler may stop the trial", ge=1, counts=counts_given("tune.scheduler")
+        1, "rounds of a trial before the scheduler may stop the trial", ge=1, applies=applies_given("tune.scheduler")
     )
     callbacks: list[Named] = key(
         [], "callbacks of Ray Tune: module:class, or {module:class: {option: value}}; see docs/sweeps.md"
@@ -229,7 +229,7 @@ class ReportGroup(Group):
         "number in the tables: a key of summary.json (accuracy: of the last round), or a column of progress.csv (the last "
         "value, or with the prefix best:, mean: or mean_last_10pct: the best value, the mean, or the mean over the last "
         "10 % of the rounds); null: `tune.metric` of a sweep, accuracy of a run",
-        counts=counts_empty("report.metrics"),
+        applies=applies_empty("report.metrics"),
     )
     metrics: dict[str, dict[str, str]] = key(
         {},
@@ -293,7 +293,7 @@ class Config(Group):
     partition: PartitionGroup = group(PartitionGroup, "assignment of examples to clients")
     model: ModelGroup = group(ModelGroup, "network and initial weights")
     local: LocalGroup = group(LocalGroup, "the local training of a client")
-    cohort: CohortGroup = group(CohortGroup, "which clients take part in a round", counts=NOT_JOINT)
+    cohort: CohortGroup = group(CohortGroup, "which clients take part in a round", applies=NOT_JOINT)
     evaluation: EvaluationGroup = group(EvaluationGroup, "when and how the global model is scored")
     checkpoint: CheckpointGroup = group(CheckpointGroup, "when the state of a run is written")
     stop: StopGroup = group(StopGroup, "conditions that end the run before the last round")

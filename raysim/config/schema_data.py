@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from raysim.base.counting import Counts, counts_above, counts_given, counts_with, counts_without
+from raysim.base.conditions import Condition, applies_above, applies_given, applies_with, applies_without
 from raysim.base.settings import Settings, Spec
 from raysim.config.keys import Group, Named, group, key, written_as
 
@@ -19,7 +19,7 @@ class ExternalGroup(Group):
     unique: bool = key(
         True,
         "false: 50 images of each class are in the validation set twice, as in FedVG's code",
-        counts=counts_given("data.validation_set.external.name"),
+        applies=applies_given("data.validation_set.external.name"),
     )
 
 
@@ -35,7 +35,7 @@ class FromClientsGroup(Group):
         [0],
         "numbers of the clients whose proportions are used, from 0",
         min_length=1,
-        counts=counts_above("data.validation_set.from_clients.share", 0),
+        applies=applies_above("data.validation_set.from_clients.share", 0),
     )
 
 
@@ -75,10 +75,10 @@ class DataGroup(Group):
     split_within_clients: bool = key(
         False,
         "true: partition first, then hold out rows inside each client",
-        counts=counts_without("data.split", "file"),
+        applies=applies_without("data.split", "file"),
     )
     test: float = key(
-        0.25, "fraction held out for testing", ge=0, lt=1, counts=counts_with("data.split", "fraction", "auto")
+        0.25, "fraction held out for testing", ge=0, lt=1, applies=applies_with("data.split", "fraction", "auto")
     )
     validation: float = key(
         0.10,
@@ -86,14 +86,14 @@ class DataGroup(Group):
         "validation rows; if unset, 0 unless a method, a metric or a key of data.validation_set uses validation rows",
         ge=0,
         lt=1,
-        counts=counts_without("data.split", "file"),
+        applies=applies_without("data.split", "file"),
     )
     fraction: float = key(
         1.0,
         "training rows to use, stratified by class and drawn with partition.seed: a value up to 1 is a fraction, a larger "
         "value is a number of rows",
         gt=0,
-        counts=counts_without("data.split_within_clients", True),
+        applies=applies_without("data.split_within_clients", True),
     )
     validation_set: ValidationSetGroup = group(ValidationSetGroup, "composition of the server's validation set")
     unseen_clients: float = key(
@@ -102,13 +102,13 @@ class DataGroup(Group):
         "client numbers",
         ge=0,
         lt=1,
-        counts=counts_without("partition.scheme", "joint"),
+        applies=applies_without("partition.scheme", "joint"),
     )
     unseen_choice: Literal["drawn", "first", "last"] | None = key(
         None,
         "choice of the unseen clients; drawn: at random with partition.seed; first, last: the first or last clients in "
         "the order of the scheme; null: last with scheme file, otherwise drawn",
-        counts=counts_above("data.unseen_clients", 0),
+        applies=applies_above("data.unseen_clients", 0),
     )
     test_sets: list[str] = key(
         [], "further prepared sets with the same classes, on which the global model is scored, too"
@@ -133,7 +133,7 @@ class DataGroup(Group):
     interpolation: Literal["bilinear", "bicubic"] = key(
         "bilinear",
         "interpolation in the resizing of images and of an augmentation's crops",
-        counts=counts_given("data.resize") | counts_with("data.augment", "livar-vit"),
+        applies=applies_given("data.resize") | applies_with("data.augment", "livar-vit"),
     )
     crop: int | None = key(None, "height and width of the central crop, or of the augmentation's crop", ge=1)
     channels: Literal[3] | None = key(None, "3: grey images are repeated to three channels")
@@ -142,10 +142,10 @@ class DataGroup(Group):
         "none",
         "difference between clients' images: noise, which grows with the client's number, or module:function of your own; "
         "each test and validation row gets the shift of one client",
-        counts=counts_without("partition.scheme", "joint"),
+        applies=applies_without("partition.scheme", "joint"),
     )
     reader: Named | None = key(None, "module:function of your own that prepares the set from `files`")
-    files: str | None = key(None, "folder or file that `reader` reads", counts=counts_given("data.reader"))
+    files: str | None = key(None, "folder or file that `reader` reads", applies=applies_given("data.reader"))
 
     @property
     def asks_for_fractions(self) -> bool:
@@ -157,11 +157,11 @@ class DataGroup(Group):
 FORMS = {"dirichlet": ("class", "sample", "balanced", "capped"), "quantity": ("dirichlet", "power")}
 
 #: Joint training has one client, with all examples.
-NOT_JOINT = counts_without("partition.scheme", "joint")
+NOT_JOINT = applies_without("partition.scheme", "joint")
 
 
-def _of_scheme(*schemes: str) -> Counts:
-    return counts_with("partition.scheme", *schemes)
+def _of_scheme(*schemes: str) -> Condition:
+    return applies_with("partition.scheme", *schemes)
 
 
 #: Schemes that come with raysim.
@@ -192,38 +192,38 @@ class PartitionGroup(Group):
         "example is drawn; balanced, clients have equal sizes; capped, as class, but a client that already has an equal "
         "share of all examples gets nothing of the next classes. With scheme quantity: dirichlet (null), sizes are "
         "Dirichlet shares; power, sizes fall as rank^(-1/alpha)",
-        counts=_of_scheme(*FORMS),
+        applies=_of_scheme(*FORMS),
     )
     alpha: float = key(
         0.1,
         "concentration of the Dirichlet distribution; a smaller value makes clients more heterogeneous",
         gt=0,
-        counts=_of_scheme("dirichlet", "quantity", "nine_plus_one"),
+        applies=_of_scheme("dirichlet", "quantity", "nine_plus_one"),
     )
-    num_clients: int = key(20, "number of clients, unseen clients included", ge=1, counts=NOT_JOINT)
+    num_clients: int = key(20, "number of clients, unseen clients included", ge=1, applies=NOT_JOINT)
     min_samples: int = key(
         1,
         "smallest allowed number of training examples of a client; with data.split_within_clients, held-out examples of "
         "the client included",
         ge=1,
-        counts=counts_without("partition.scheme", "nine_plus_one", "joint"),
+        applies=applies_without("partition.scheme", "nine_plus_one", "joint"),
     )
     shards_per_client: int = key(
         2,
         "number of pieces per client; the set is sorted by class (shards) or by target (quantiles) and cut into equal "
         "pieces; more pieces make clients less heterogeneous",
         ge=1,
-        counts=_of_scheme("shards", "quantiles"),
+        applies=_of_scheme("shards", "quantiles"),
     )
-    labels_per_client: int = key(2, "number of classes per client", ge=1, counts=_of_scheme("labels"))
-    domains_per_client: int = key(1, "number of domains per client", ge=1, counts=_of_scheme("domain"))
+    labels_per_client: int = key(2, "number of classes per client", ge=1, applies=_of_scheme("labels"))
+    domains_per_client: int = key(1, "number of domains per client", ge=1, applies=_of_scheme("domain"))
     samples_per_client: int | None = key(
-        None, "number of examples per client; null: as many as possible", ge=1, counts=_of_scheme("nine_plus_one")
+        None, "number of examples per client; null: as many as possible", ge=1, applies=_of_scheme("nine_plus_one")
     )
     file: str | None = key(
         None,
         "CSV, Parquet or JSON file with the columns example, client and optionally split, such as examples.csv of a run; "
         "splits in the file override the settings of data",
-        counts=_of_scheme("file"),
+        applies=_of_scheme("file"),
     )
     seed: int | None = key(None, "seed of the split and partition; null: the run's seed")

@@ -38,7 +38,7 @@ from typing import Any
 
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.settings import Raw, Settings
-from raysim.config.counting import left_idle, remove, sets, value_at
+from raysim.config.effects import left_unused, remove, sets, value_at
 from raysim.config.method_lists import methods_text
 from raysim.config.reading import set_keys
 from raysim.config.schema import Config
@@ -65,14 +65,14 @@ class Trial:
 
     Attributes:
       values: axis -> chosen label or value.
-      idle: key -> reason, of settings that have no effect in this trial and are left out of it.
+      unused: key -> reason, of settings that have no effect in this trial and are left out of it.
       text: all settings but labels, those without effect among them; two trials with equal text differ in labels alone.
     """
 
     name: str
     values: dict[str, object]
     raw: Settings
-    idle: Mapping[str, str] = field(default_factory=dict)
+    unused: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
 
 
@@ -96,19 +96,19 @@ def trial(raw: Raw, values: Raw, source: str) -> Trial:
         if not any(head(key) == "labels" for key in settings):
             name, label = _as_label(axis, value, space)
             labels[name] = label
-    idle = {}
+    unused = {}
     for key, value in as_mapping(raw["tune"].get("fixed")).items():
         if key.startswith("methods.") and may_need_labels(result, key):
-            idle[key] = f"is an option of {key.split('.')[1]}, which `methods` does not list"
+            unused[key] = f"is an option of {key.split('.')[1]}, which `methods` does not list"
             continue
         set_all(result, {key: value}, "tune.fixed", source)
         layers.insert(0, (f"{key}={value}", {key: value}))
     refuse(_overridden(values, result, layers), source)
     result["labels"] = {**labels, **(result.get("labels") or {})}
     settings_text = json.dumps(without_keys(result, ("labels",)), sort_keys=True, default=str)
-    idle |= left_idle(result, Config, [settings for _, settings in layers])
-    remove(result, idle)
-    return Trial(trial_name(values, space), dict(values), result, idle, settings_text)
+    unused |= left_unused(result, Config, [settings for _, settings in layers])
+    remove(result, unused)
+    return Trial(trial_name(values, space), dict(values), result, unused, settings_text)
 
 
 def _settings_of(raw: Raw, axis: str, value: object, space: Mapping[str, Raw]) -> Settings:

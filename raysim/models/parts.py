@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import torch
 from torch import nn
 
-from raysim.base.counting import counts_with
+from raysim.base.conditions import applies_with
 from raysim.base.errors import ConfigError, Fault
 from raysim.base.options import Bounds
 
@@ -23,7 +23,7 @@ Width = Annotated[int, Bounds(ge=1)]
 Depth = Annotated[int, Bounds(ge=1, le=2000)]
 Rate = Annotated[float, Bounds(ge=0, lt=1)]
 #: Groups of GroupNorm.
-Groups = Annotated[int, Bounds(ge=1), counts_with("norm", "group")]
+Groups = Annotated[int, Bounds(ge=1), applies_with("norm", "group")]
 
 
 def library(name: str) -> ModuleType:

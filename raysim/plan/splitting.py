@@ -12,7 +12,7 @@ import numpy as np
 from raysim.base.errors import DataError, Fault, SettingIgnored
 from raysim.base.settings import Raw, Settings
 from raysim.config import Config
-from raysim.config.counting import idle_options, mappings
+from raysim.config.effects import mappings, unused_options
 from raysim.config.schema_data import DataGroup
 from raysim.data.arrow import PreparedSet
 from raysim.data.division import read_division
@@ -59,7 +59,7 @@ def _file_has_splits(config: Config, images: PreparedSet) -> bool:
 def _split_by_file(config: Config) -> Config:
     given = {"data.split"} if config.data.split not in ("auto", "file") else set()
     config = config.model_copy(update={"data": config.data.model_copy(update={"split": "file"})})
-    given |= {key for key in idle_options(config) if key.startswith("data.")}
+    given |= {key for key in unused_options(config) if key.startswith("data.")}
     if given:
         text = f"left out: {', '.join(sorted(given))}; {config.partition.file} says which rows are held out"
         warnings.warn(text, SettingIgnored, stacklevel=2)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from raysim.base.direction import Direction, direction_of
 from raysim.base.errors import ConfigError, DataError, Fault, refuse
 from raysim.config import Config, ReportGroup, TuneGroup, is_recipe_name, parse_report, read_config
-from raysim.config.counting import left_idle
+from raysim.config.effects import left_unused
 from raysim.reporting.contents import (
     ReportContents,
     averages,
@@ -225,7 +225,7 @@ def settings(runs: Sequence[ReportedRun], given: Settings, source: str) -> Repor
         merged.pop("metrics", None)
     if "metric" in given and given["metric"] != merged.get("metric"):
         merged.pop("mode", None)  # the mode belongs to the recipe's metric
-    for key in left_idle({"report": {**merged, **given}}, Config, ({"report": given}, {"report": merged})):
+    for key in left_unused({"report": {**merged, **given}}, Config, ({"report": given}, {"report": merged})):
         merged.pop(key.removeprefix("report."), None)
     chosen = _parsed({**merged, **given}, source, is_given="figures" in given)
     mains = dict.fromkeys(str(run.summary["main_metric"]) for run in runs if "main_metric" in run.summary)

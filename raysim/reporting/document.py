@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.base.settings import differing, flatten
-from raysim.config.counting import has_effect
+from raysim.config.effects import has_effect
 from raysim.config.schema import Config
 from raysim.reporting.contents import ReportContents, best_on_average
 from raysim.reporting.published import ACCURACIES

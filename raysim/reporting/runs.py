@@ -17,7 +17,7 @@ from raysim.base.settings import Raw as Settings
 from raysim.base.settings import differing, flatten
 from raysim.base.texts import all_visible, number
 from raysim.config import Config, read_config
-from raysim.config.counting import has_effect, value_at
+from raysim.config.effects import has_effect, value_at
 from raysim.config.sweep import grid
 from raysim.folders.run_folder import FREE_KEYS, RunFolder, written_yaml
 from raysim.reporting.published import FOLDER, Label, Published, canonical, is_network, is_set, match, published

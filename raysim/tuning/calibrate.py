@@ -26,7 +26,7 @@ from raysim.base.progress import Listener
 from raysim.base.settings import Raw, Spec
 from raysim.base.uri import is_uri
 from raysim.config import Config, TuneGroup, located, sound_config
-from raysim.config.counting import left_idle, remove
+from raysim.config.effects import left_unused, remove
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
@@ -78,7 +78,7 @@ def _trial(raw: Raw, calibration: str, name: str, partition_seed: int, source: s
     settings["partition"] = {**(settings.get("partition") or {}), "seed": partition_seed}
     if name.endswith("joint"):  # settings of the federation have no effect in joint training
         settings["partition"]["scheme"] = "joint"
-        remove(settings, left_idle(settings, Config, ({"partition": {"scheme": "joint"}}, raw)))
+        remove(settings, left_unused(settings, Config, ({"partition": {"scheme": "joint"}}, raw)))
     else:
         settings["methods"] = [*(raw.get("methods") or ["livar"]), "keep_factors"]
     validates = uses_validation(raw)  # both runs of a pair have the same rows

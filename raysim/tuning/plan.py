@@ -23,7 +23,7 @@ from raysim.config import (
     sound_config,
     sweep,
 )
-from raysim.config.counting import sets
+from raysim.config.effects import sets
 from raysim.config.overlays import choices_of, layered
 from raysim.config.yaml_text import flow_parts
 from raysim.core.seeding import derive_seed, numpy_generator
@@ -148,10 +148,10 @@ def plan_sweep(raw: sweep.Raw, source: str, *, reads_weights: bool = True) -> Sw
     else:
         trials, refused = planner.plan_all(("", values) for values in _points(whole, base, lists, ranges, source))
         _refuse(refused, len(trials), base.tune, source)
-        idle, fixed = planner.idle(trials), whole["tune"].get("fixed") or {}
-        refuse((Fault(key, f"{idle[key]}, in every trial; remove it") for key in idle if sets(fixed, key)), source)
-        if idle:
-            texts = (f"{key} {reason}" for key, reason in idle.items())
+        unused, fixed = planner.unused(trials), whole["tune"].get("fixed") or {}
+        refuse((Fault(key, f"{unused[key]}, in every trial; remove it") for key in unused if sets(fixed, key)), source)
+        if unused:
+            texts = (f"{key} {reason}" for key, reason in unused.items())
             warnings.warn(f"left out of every trial: {'; '.join(texts)}", SettingIgnored, stacklevel=2)
         base = _with_metric(base, trials)
     planned = Sweep(folder, base, tuple(trials), whole, refused, place, search)

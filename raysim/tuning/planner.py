@@ -10,7 +10,7 @@ from pathlib import Path
 
 from raysim.base.errors import ConfigError, Fault
 from raysim.config import Config, sweep
-from raysim.config.counting import value_at
+from raysim.config.effects import value_at
 from raysim.core.seeding import derive_seed
 from raysim.folders.run_folder import FREE_KEYS
 from raysim.plan.build import Plan
@@ -64,7 +64,7 @@ class Planner:
         self._taken: set[str] = set()
         self._first: dict[str, str] = {}
         self._texts: dict[str, sweep.Trial] = {}
-        self._idle: dict[str, str] = {}
+        self._unused: dict[str, str] = {}
         self._validates = uses_validation(raw)  # the same rows for all trials, so that methods are comparable
 
     def free_name(self, values: Mapping[str, object]) -> str:
@@ -79,7 +79,7 @@ class Planner:
         """Return the checked trial of a name. Raises ConfigError with all faults; the name stays reserved."""
         self._taken.add(name)
         single = sweep.trial(self._raw, values, self._source)
-        self._idle |= single.idle
+        self._unused |= single.unused
         like = self._texts.setdefault(single.text, single)
         if like.values != single.values:
             raise ConfigError([sweep.same_settings(self._raw, like, single, self._source)], self._source)
@@ -89,10 +89,10 @@ class Planner:
         original = self._first.setdefault(identity(plan), name)
         return trial_of(name, dict(values), single.raw, plan, "" if original == name else original)
 
-    def idle(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
+    def unused(self, trials: Sequence[SweepTrial]) -> dict[str, str]:
         """Return key -> reason of settings without effect in any trial."""
-        used = {key for key in self._idle for trial in trials if value_at(trial.raw, key) is not None}
-        return {key: reason for key, reason in self._idle.items() if key not in used}
+        used = {key for key in self._unused for trial in trials if value_at(trial.raw, key) is not None}
+        return {key: reason for key, reason in self._unused.items() if key not in used}
 
     def plan_all(
         self, points: Iterable[tuple[str, Mapping[str, object]]]

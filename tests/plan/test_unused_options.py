@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 from methods import METHODS
-from raysim.base.counting import Counts
+from raysim.base.conditions import Condition
 from raysim.base.errors import ConfigError, SettingIgnored
 from raysim.base.settings import assign
 from raysim.config.faults import options_model
@@ -333,7 +333,7 @@ def probes_of(method: str) -> tuple[tuple[str, str], ...]:
 def choices_of(method: str) -> list[tuple[str, str]]:
     """Of each option that is no number the values that a condition of another option names, and one that none names."""
     fields = options_model(METHODS[method]).model_fields.values()
-    conditions = " or ".join(part.condition for field in fields for part in field.metadata if isinstance(part, Counts))
+    conditions = " or ".join(part.text for field in fields for part in field.metadata if isinstance(part, Condition))
     words = conditions.replace(",", " ").split()
     choices: list[tuple[str, str]] = []
     taken = set()

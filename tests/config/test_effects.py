@@ -1,4 +1,4 @@
-"""Options without effect are refused; what an upper layer leaves idle in a lower one is left out with a word."""
+"""Options without effect are refused; settings of a lower layer that lose their effect are left out with a note."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_files_for_a_set_that_reads_none_are_refused(tmp_path):
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_leaves_out_what_it_makes_idle_in_the_file(tmp_path):
+def test_the_command_line_drops_settings_of_the_file_that_it_makes_unused(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("partition: {scheme: dirichlet, alpha: 0.5}\n")
     with pytest.warns(SettingIgnored, match="left out: partition.alpha has no effect with partition.scheme iid"):
@@ -139,13 +139,13 @@ def test_what_the_command_line_itself_gives_without_effect_stays_to_be_refused(t
 SCHEMES = {"Dirichlet": {"partition.scheme": "dirichlet"}, "even": {"partition.scheme": "iid"}}
 
 
-def test_a_trial_leaves_out_what_its_labels_make_idle():
+def test_a_trial_drops_settings_that_its_labels_make_unused():
     axes = {"skew": {"grid_search": SCHEMES}}
     raw = {"partition": {"alpha": 0.5}, "tune": {"param_space": axes}}
     first, second = grid(raw, "a sweep")
     assert first.raw["partition"] == {"alpha": 0.5, "scheme": "dirichlet"}
     assert second.raw["partition"] == {"scheme": "iid"}
-    assert set(second.idle) == {"partition.alpha"}
+    assert set(second.unused) == {"partition.alpha"}
 
 
 def test_a_label_that_contradicts_itself_is_refused():

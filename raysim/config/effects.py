@@ -1,4 +1,4 @@
-"""Checker of the conditions declared by options, see `raysim.base.counting`."""
+"""Which settings have an effect: the checker of the conditions declared by options, see `raysim.base.conditions`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from functools import lru_cache, reduce
 
 from pydantic import BaseModel, ValidationError
 
-from raysim.base.counting import Counts
+from raysim.base.conditions import Condition
 from raysim.base.errors import Fault
 from raysim.base.settings import Raw, Settings, as_written
 
 
-def idle_options(model: BaseModel, prefix: str = "") -> dict[str, tuple[Counts, str]]:
+def unused_options(model: BaseModel, prefix: str = "") -> dict[str, tuple[Condition, str]]:
     """Return key -> (unmet condition, reason) of non-default options without effect.
 
     Args:
       model: a whole configuration, or the options of one function; conditions name its keys.
       prefix: of the keys that are returned.
     """
-    return dict(_idle(model, model, prefix))
+    return dict(_unused(model, model, prefix))
 
 
-def _idle(model: BaseModel, whole: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[Counts, str]]]:
+def _unused(model: BaseModel, whole: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[Condition, str]]]:
     for name, default, conditions in _fields(type(model)):
         value, key = getattr(model, name), f"{prefix}{name}"
         if value == default:
@@ -31,19 +31,19 @@ def _idle(model: BaseModel, whole: BaseModel, prefix: str) -> Iterator[tuple[str
         if unmet is not None:
             yield key, (unmet, unmet.reason(value_of(whole, unmet.key)))
         elif isinstance(value, BaseModel):
-            yield from _idle(value, whole, f"{key}.")
+            yield from _unused(value, whole, f"{key}.")
 
 
 @lru_cache(maxsize=256)  # as `options_model`, whose types these are
-def _fields(model: type[BaseModel]) -> list[tuple[str, object, list[Counts]]]:
+def _fields(model: type[BaseModel]) -> list[tuple[str, object, list[Condition]]]:
     """(name, default, conditions) of each option."""
     named = model.model_fields.items()
-    conditions = {name: [part for part in field.metadata if isinstance(part, Counts)] for name, field in named}
+    conditions = {name: [part for part in field.metadata if isinstance(part, Condition)] for name, field in named}
     return [(name, field.get_default(call_default_factory=True), conditions[name]) for name, field in named]
 
 
-def _is_met(counts: Counts, whole: BaseModel, value: object) -> bool:
-    return any(each.is_met(value_of(whole, each.key), value) for each in (counts, *counts.others))
+def _is_met(condition: Condition, whole: BaseModel, value: object) -> bool:
+    return any(each.is_met(value_of(whole, each.key), value) for each in (condition, *condition.others))
 
 
 def value_of(model: object, key: str) -> object:
@@ -62,21 +62,21 @@ def has_effect(key: str, settings: Raw, model: BaseModel) -> bool:
     return all(
         any(each.key not in settings or each.is_met(settings[each.key], settings[key]) for each in (part, *part.others))
         for part in (field.metadata if field else ())
-        if isinstance(part, Counts)
+        if isinstance(part, Condition)
     )
 
 
-def idle_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list[Fault]:
-    """Return a fault for each of `idle_options`, except options decided by an axis of `tune`: trials check these."""
+def unused_faults(model: BaseModel, prefix: str = "", tune: object = None) -> list[Fault]:
+    """Return a fault for each of `unused_options`, except options decided by an axis of `tune`: trials check these."""
     axes = list(mappings(tune))
     return [
-        Fault(key, f"{reason}; remove the key, or change {counts.key}")
-        for key, (counts, reason) in idle_options(model, prefix).items()
-        if not any(sets(axis, each.key) for axis in axes for each in (counts, *counts.others))
+        Fault(key, f"{reason}; remove the key, or change {condition.key}")
+        for key, (condition, reason) in unused_options(model, prefix).items()
+        if not any(sets(axis, each.key) for axis in axes for each in (condition, *condition.others))
     ]
 
 
-def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[str, str]:
+def left_unused(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[str, str]:
     """Return key -> reason of settings that lose their effect through another layer.
 
     If one layer sets both the option and the deciding key, the layer contradicts itself: this is a fault, and is not
@@ -90,12 +90,12 @@ def left_idle(raw: Raw, model: type[BaseModel], layers: Sequence[Raw]) -> dict[s
         config = model.model_validate(raw)
     except ValidationError:  # reported by the check of the whole configuration
         return {}
-    idle = idle_options(config)
+    unused = unused_options(config)
     axes = list(mappings(raw.get("tune")))
     return {
         key: reason
-        for key, (counts, reason) in idle.items()
-        if _layer(layers, key) != _layer(layers, counts.key) and not any(sets(axis, counts.key) for axis in axes)
+        for key, (condition, reason) in unused.items()
+        if _layer(layers, key) != _layer(layers, condition.key) and not any(sets(axis, condition.key) for axis in axes)
     }
 
 

@@ -1,7 +1,7 @@
-"""When an option applies: declared beside the option, and read by one checker, `raysim.config.counting`.
+"""When an option applies: declared beside the option, and read by one checker, `raysim.config.effects`.
 
-A key of the configuration declares it in the schema, `key(0.1, "...", counts=counts_with("partition.scheme", "dirichlet"))`;
-an option of a method or a model in its annotation, `groups: Annotated[int, counts_with("norm", "group")] = 2`. An
+A key of the configuration declares it in the schema, `key(0.1, "...", applies=applies_with("partition.scheme", "dirichlet"))`;
+an option of a method or a model in its annotation, `groups: Annotated[int, applies_with("norm", "group")] = 2`. An
 option that is given but does not apply is refused; an option with its default value is treated as not given.
 """
 
@@ -15,7 +15,7 @@ from raysim.base.texts import listed
 
 
 @dataclass(frozen=True)
-class Counts:
+class Condition:
     """A condition under which an option applies.
 
     Attributes:
@@ -28,44 +28,44 @@ class Counts:
     key: str
     words: str
     is_met: Callable[[object, object], bool]
-    others: tuple[Counts, ...] = ()
+    others: tuple[Condition, ...] = ()
 
-    def __or__(self, other: Counts) -> Counts:
+    def __or__(self, other: Condition) -> Condition:
         return replace(self, others=(*self.others, other))
 
     @property
-    def condition(self) -> str:
-        """When the option applies: "norm group"."""
+    def text(self) -> str:
+        """The condition in words: "norm group"."""
         return ", or with ".join(f"{each.key} {each.words}" for each in (self, *self.others))
 
     def reason(self, value: object) -> str:
         """Why an option has no effect where the deciding setting has this value."""
-        return f"has no effect with {self.key} {_shown(value)} (applies with {self.condition})"
+        return f"has no effect with {self.key} {_shown(value)} (applies with {self.text})"
 
 
-def counts_with(key: str, *values: object) -> Counts:
+def applies_with(key: str, *values: object) -> Condition:
     """The option applies if another setting has a listed value."""
-    return Counts(key, _either(values), lambda value, _: _name(value) in values)
+    return Condition(key, _either(values), lambda value, _: _name(value) in values)
 
 
-def counts_without(key: str, *values: object) -> Counts:
+def applies_without(key: str, *values: object) -> Condition:
     """The option applies if another setting has no listed value."""
-    return Counts(key, f"other than {_either(values)}", lambda value, _: _name(value) not in values)
+    return Condition(key, f"other than {_either(values)}", lambda value, _: _name(value) not in values)
 
 
-def counts_above(key: str, bound: float) -> Counts:
+def applies_above(key: str, bound: float) -> Condition:
     """The option applies if a number is above a bound."""
-    return Counts(key, f"more than {bound:g}", lambda value, _: isinstance(value, int | float) and value > bound)
+    return Condition(key, f"more than {bound:g}", lambda value, _: isinstance(value, int | float) and value > bound)
 
 
-def counts_given(key: str) -> Counts:
+def applies_given(key: str) -> Condition:
     """The option applies if another setting is given."""
-    return Counts(key, "set", lambda value, _: value is not None)
+    return Condition(key, "set", lambda value, _: value is not None)
 
 
-def counts_empty(key: str) -> Counts:
+def applies_empty(key: str) -> Condition:
     """The option applies if a list or mapping is empty."""
-    return Counts(key, "empty", lambda value, _: not value)
+    return Condition(key, "empty", lambda value, _: not value)
 
 
 def _either(values: tuple[object, ...]) -> str:
