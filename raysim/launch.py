@@ -126,7 +126,7 @@ def checked_run(raw: Settings, source: str, listener: Listener, *, reads_weights
 
 def _of_other_verbs(config: Config) -> list[Fault]:
     """Return faults of settings for other verbs, and of metrics and figures that the run will not have."""
-    from raysim.tuning.metrics import report_faults
+    from raysim.tuning.ranking import report_faults
 
     return report_faults(config.report, [config]) + [
         Fault(name, f"has no effect in a run, only with `{command('raysim', name)}`; remove the group")

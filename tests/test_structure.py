@@ -35,15 +35,6 @@ FULL_FOLDERS: dict[str, int] = {}
 #: device, on which its bits depend, and local.compile, without which a card waits for Python between small operations.
 NUM_KEYS = 150
 
-#: Name of files in several rooms -> why.
-SAME_NAME = {
-    "build.py": "each makes its room's one product; not yet renamed",
-    "metrics.py": "training has the metrics; the other is not yet renamed",
-    "reading.py": "not yet renamed",
-    "resources.py": "not yet renamed",
-    "weights.py": "aggregation weights in core, pretrained ones in plan; not yet renamed",
-}
-
 #: Names of public functions that stand in two files. Verbs and their functions: main, prepare, recipes, report, run, tune.
 SAME_FUNCTIONS = {*("directions", "main", "named", "prepare", "recipes", "report", "run", "tune", "uniform", "whole")}
 
@@ -61,7 +52,7 @@ def test_the_number_of_keys_is_known():
 
 
 def test_a_file_name_stands_in_one_room():
-    assert set(shared_file_names()) == set(SAME_NAME)
+    assert not shared_file_names()
 
 
 def test_the_name_of_a_public_function_stands_once():

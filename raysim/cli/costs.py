@@ -116,7 +116,7 @@ def _trainers(config: Config) -> int:
 
 
 def _priced(trial: SweepTrial, rates: Sequence[Rates], most: int | None, start_s: float) -> Priced:
-    from raysim.tuning.resources import bundles_of  # loads Ray
+    from raysim.tuning.for_tune import bundles_of  # loads Ray
 
     machine = _machine()
     bundles = [bundle for bundle in bundles_of(trial.config, machine["GPU"]) if bundle]

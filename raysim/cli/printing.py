@@ -141,8 +141,8 @@ def show_report(paths: Sequence[Path], settings: Raw, folder: Path | None) -> No
       settings: settings of the `report` group from the command line; empty values are ignored.
       folder: folder of the report, by default `default_folder`; without folder and paths nothing is written.
     """
-    from raysim.reporting.build import make_report
     from raysim.reporting.document import conclusions
+    from raysim.reporting.gather import make_report
     from raysim.reporting.render import effects, header_of, lines_of, terminal
     from raysim.reporting.report import default_folder, write
 

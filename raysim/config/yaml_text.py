@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from raysim.base.errors import Fault
-from raysim.base.reading import regular_file
 from raysim.base.settings import MOST_DEPTH, leaves
+from raysim.base.untrusted import regular_file
 
 #: Largest number of values of a configuration; an alias adds its values wherever it appears. The largest recipe has
 #: 700.

@@ -20,8 +20,8 @@ from filelock import FileLock
 
 from raysim.base.commands import command
 from raysim.base.errors import DataError, explained
-from raysim.base.reading import read_json, regular_file
 from raysim.base.texts import all_visible, visible
+from raysim.base.untrusted import read_json, regular_file
 from raysim.data.rows import KINDS, SPLITS, SetRows, check_range, columns_of, full_disk, record_of, typed, update
 from raysim.folders.files import replaced_file
 

@@ -21,8 +21,8 @@ from pyarrow.csv import ConvertOptions, read_csv
 from pyarrow.parquet import read_table, write_table
 
 from raysim.base.errors import DataError, explained
-from raysim.base.reading import read_json, regular_file
 from raysim.base.texts import cells
+from raysim.base.untrusted import read_json, regular_file
 from raysim.data.splits import TEST, TRAIN, VALIDATION
 
 #: Names of the values of a split column; UNUSED: examples in no split.

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from raysim.base.errors import DataError, explained
-from raysim.base.reading import read_json
+from raysim.base.untrusted import read_json
 from raysim.data.arrow import PreparedSet, describe
 from raysim.data.manifest import Manifest
 from raysim.data.shard_files import Write, clients_per_shard, shard_plan, write_files, write_serially

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from raysim.base.errors import RaysimError, explained
-from raysim.base.reading import read_json
+from raysim.base.untrusted import read_json
 from raysim.engine.messages import Packed, Snapshot
 from raysim.folders.files import partial_file, sync, write_file
 

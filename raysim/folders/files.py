@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from raysim.base.errors import DataError
-from raysim.base.reading import regular_file
+from raysim.base.untrusted import regular_file
 
 
 def partial_file(path: Path) -> Path:

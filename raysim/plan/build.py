@@ -32,8 +32,8 @@ from raysim.models import LoraSpec, ModelSpec, build_model, build_skeleton, head
 from raysim.models.from_transformers import with_whole_path
 from raysim.models.pretrained import weights_sha256
 from raysim.plan.find import build_methods, find_augmentation, find_shift, find_task, further_metrics, made_task
+from raysim.plan.held_weights import HeldWeights
 from raysim.plan.timing import speeds_of, timetable_of
-from raysim.plan.weights import HeldWeights
 from raysim.training.augment import AUGMENTATIONS
 from raysim.training.inputs import NORMALISATIONS, STANDARD, ArrayTransform, InputTransform, Transform
 from raysim.training.local import LocalSettings, needs_two_examples

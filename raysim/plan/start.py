@@ -19,8 +19,8 @@ from raysim.engine.simulation import ServerHandle
 from raysim.folders.environment import environment
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.build import Made, Plan, Recipe, device_of, make_server, make_trainer
+from raysim.plan.held_weights import HeldWeights, held_weights
 from raysim.plan.resources import resolve_resources, share_of
-from raysim.plan.weights import HeldWeights, held_weights
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import pandas as pd
 
 from raysim.base.errors import explained
 from raysim.base.texts import visible
-from raysim.reporting.build import make_report
 from raysim.reporting.contents import ReportContents
 from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import captions, draw_figures, is_figure
+from raysim.reporting.gather import make_report
 from raysim.reporting.render import latex, write_csv
 from raysim.reporting.significance import Comparison, holm
 from raysim.reporting.tables import Table, heading

@@ -12,10 +12,10 @@ import yaml
 
 from raysim.base.direction import declare
 from raysim.base.errors import ConfigError, DataError, Fault, RaysimError
-from raysim.base.reading import read_json, regular_file
 from raysim.base.settings import Raw as Settings
 from raysim.base.settings import differing, flatten
 from raysim.base.texts import all_visible, number
+from raysim.base.untrusted import read_json, regular_file
 from raysim.config import Config, read_config
 from raysim.config.effects import has_effect, value_at
 from raysim.config.sweep import grid

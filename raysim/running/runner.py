@@ -34,7 +34,7 @@ from raysim.folders.files import write_file
 from raysim.folders.records import damaged_records
 from raysim.folders.run_folder import RunFolder
 from raysim.folders.storage import StoredRun, held, open_run_folder
-from raysim.models.build import trained_tensors
+from raysim.models.modules import trained_tensors
 from raysim.plan.build import Plan
 from raysim.plan.start import started_server
 from raysim.running.loggers import Loggers

@@ -30,8 +30,8 @@ from raysim.config.effects import left_unused, remove
 from raysim.folders.files import write_file
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.check import check
+from raysim.plan.held_weights import holds_adapters
 from raysim.plan.splitting import uses_validation
-from raysim.plan.weights import holds_adapters
 from raysim.tuning.calibrate_figures import draw_calibration
 from raysim.tuning.outcome import start_sweep
 from raysim.tuning.plan import Sweep

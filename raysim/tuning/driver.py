@@ -27,11 +27,11 @@ from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.folders.run_folder import Mark, RunFolder
 from raysim.folders.storage import Copy
+from raysim.tuning.for_tune import Bundle, make_callbacks, make_scheduler, nodes_with_room, ray_nodes
 from raysim.tuning.outcome import Outcome, fill_twins, known_score, outcome, start_sweep
 from raysim.tuning.plan import Sweep
 from raysim.tuning.planner import SweepTrial, refusals
 from raysim.tuning.ready import AllReady, make_ready
-from raysim.tuning.resources import Bundle, make_callbacks, make_scheduler, nodes_with_room, ray_nodes
 from raysim.tuning.trial import WAIT_S, make_trainable, point_of
 
 #: Environment of the driver: no loggers of Tune (each needs another package), no messages, few state files.

@@ -30,8 +30,8 @@ from raysim.core.seeding import derive_seed, numpy_generator
 from raysim.folders.storage import run_place, storage_faults
 from raysim.plan.build import main_metric
 from raysim.training.tasks import CLASSES, TASKS
-from raysim.tuning.metrics import metric_fault, report_faults, scores_of_mains
 from raysim.tuning.planner import Planner, SweepTrial, refusals
+from raysim.tuning.ranking import metric_fault, report_faults, scores_of_mains
 
 if TYPE_CHECKING:
     from raysim.tuning.ranges import Range

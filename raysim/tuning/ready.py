@@ -17,7 +17,7 @@ from raysim.engine.ray.session import Ref, plain_errors, this_node
 from raysim.engine.ray.shards import write_shards
 from raysim.plan.build import Made, Ready, model_spec
 from raysim.plan.check import check_partition
-from raysim.plan.weights import held_weights
+from raysim.plan.held_weights import held_weights
 
 #: Number of partitions built together: each row is read once for all, and all their manifests are in memory.
 AT_A_TIME = 32

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from raysim.base.errors import ConfigError, Fault
-from raysim.base.reading import read_json
+from raysim.base.untrusted import read_json
 from raysim.config import Config, sweep
 from raysim.core.seeding import derive_seed
 from raysim.folders.files import write_file

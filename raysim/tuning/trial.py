@@ -24,9 +24,9 @@ from raysim.folders.storage import local_copy, run_place
 from raysim.plan.check import check
 from raysim.plan.resources import gpu_share
 from raysim.running.runner import execute
+from raysim.tuning.for_tune import bundles_of
 from raysim.tuning.planner import SweepTrial, backend_of
 from raysim.tuning.ready import AllReady, ready_for
-from raysim.tuning.resources import bundles_of
 
 #: Remarks about a trial, which Ray keeps in the log of its process.
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from raysim.base.errors import ConfigError
 from raysim.engine.cohort import Cohort
 from raysim.engine.messages import unpack
 from raysim.models import build_model
-from raysim.models.build import trained_tensors
+from raysim.models.modules import trained_tensors
 from tests.support.federations import lora_plan, plan_of, run, server_on
 from tests.twins.adapters import NaiveAdapters
 from tests.twins.federation import assert_close

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from raysim.reporting.build import make_report, settings
+from raysim.reporting.gather import make_report, settings
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.published import FOLDER, STATED
 from raysim.reporting.runs import find_runs

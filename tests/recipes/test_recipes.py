@@ -22,7 +22,7 @@ from raysim.folders.run_folder import RunFolder
 from raysim.models import find_architecture
 from raysim.plan.check import check
 from raysim.plan.find import build_methods
-from raysim.reporting.build import make_report
+from raysim.reporting.gather import make_report
 from raysim.reporting.published import canonical, is_network, match, published
 from raysim.reporting.report import write
 from raysim.running.runner import execute

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from raysim.base.errors import DataError
 from raysim.cli.main import app, main
-from raysim.reporting.build import make_report
+from raysim.reporting.gather import make_report
 from raysim.reporting.report import write
 from tests.support.output import in_order
 from tests.support.report_runs import fabricate, sweep
@@ -111,7 +111,7 @@ def test_a_recipes_missing_row_is_a_note(tmp_path):
 
 
 def test_report_starts_without_torch():
-    code = "import sys, raysim.__main__, raysim.reporting.build, raysim.reporting.document; sys.exit('torch' in sys.modules)"
+    code = "import sys, raysim.__main__, raysim.reporting.gather, raysim.reporting.document; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from raysim.base.errors import ConfigError
-from raysim.reporting.build import make_report
 from raysim.reporting.drawing import FIGURES, figure_faults, figure_function
+from raysim.reporting.gather import make_report
 from raysim.reporting.panels import styles_of, zoom
 from raysim.reporting.report import write
 from raysim.reporting.tables import all_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raysim.base.errors import ConfigError
-from raysim.reporting.build import make_report
+from raysim.reporting.gather import make_report
 from raysim.reporting.published import FOLDER
 from raysim.reporting.render import PUBLISHED, lines_of
 from raysim.reporting.report import write

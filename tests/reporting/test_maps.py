@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raysim.reporting.build import make_report
 from raysim.reporting.drawing import draw_figures
+from raysim.reporting.gather import make_report
 from raysim.reporting.maps import base_of, beyond_parts, gains_over
 from tests.support.report_runs import fabricate
 

@@ -13,9 +13,9 @@ from raysim.base import direction
 from raysim.base.direction import DIRECTIONS, direction_of
 from raysim.base.errors import ConfigError, DataError
 from raysim.reporting import figures
-from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions
 from raysim.reporting.drawing import draw_figures
+from raysim.reporting.gather import make_report
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.render import HOLM, PUBLISHED, lines_of, p_values
 from raysim.reporting.report import write

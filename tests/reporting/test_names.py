@@ -14,10 +14,10 @@ from raysim.config import Config
 from raysim.config.overlays import layered
 from raysim.config.sweep import grid
 from raysim.reporting import runs
-from raysim.reporting.build import make_report
 from raysim.reporting.contents import best_on_average
 from raysim.reporting.document import conclusions, document
 from raysim.reporting.drawing import draw_figures
+from raysim.reporting.gather import make_report
 from raysim.reporting.published import FOLDER, published
 from raysim.reporting.runs import ReportedRun, changed_settings, find_runs, label, misnamed
 from tests.support.recipe_files import read_recipe

@@ -7,8 +7,8 @@ import pytest
 from raysim.base.errors import ConfigError, DataError
 from raysim.config import parse_report, read_config
 from raysim.config.sweep import grid
-from raysim.reporting.build import make_report
 from raysim.reporting.drawing import figure_faults
+from raysim.reporting.gather import make_report
 from raysim.reporting.published import FOLDER, is_same, match, published
 from raysim.reporting.render import lines_of
 from raysim.reporting.report import write

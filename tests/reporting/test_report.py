@@ -11,8 +11,8 @@ import pytest
 from raysim.base.errors import ConfigError, DataError
 from raysim.config import Config, ReportGroup, parse_config
 from raysim.folders.run_folder import FREE_KEYS
-from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions, winners
+from raysim.reporting.gather import make_report
 from raysim.reporting.published import published
 from raysim.reporting.render import latex, latex_text, lines_of, markdown, with_sign, write_csv
 from raysim.reporting.report import write

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel, wilcoxon
 
-from raysim.reporting.build import make_report
 from raysim.reporting.document import conclusions
+from raysim.reporting.gather import make_report
 from raysim.reporting.published import published
 from raysim.reporting.report import write
 from raysim.reporting.significance import Effect, effect_of, wilcoxon_greater

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.reporting.build import make_report
 from raysim.reporting.drawing import draw_figures
+from raysim.reporting.gather import make_report
 from tests.support.report_runs import fabricate
 
 GIVEN = {"rows": "form", "ignore": ["mu", "eps", "kind"], "figures": ["space"]}

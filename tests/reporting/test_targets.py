@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from raysim.base.errors import ConfigError
 from raysim.cli.main import app
-from raysim.reporting.build import make_report
 from raysim.reporting.contents import Cost, cost
+from raysim.reporting.gather import make_report
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.runs import find_runs
 from tests.support.report_runs import fabricate, labels_of, sweep

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import raysim
 from raysim.base.texts import number
 from raysim.cli.main import app
-from raysim.reporting.build import make_report
+from raysim.reporting.gather import make_report
 from raysim.reporting.tables import heading
 from raysim.running.results import Run, Runs
 from tests.support.report_runs import fabricate, sweep

@@ -12,9 +12,9 @@ from matplotlib.text import Text
 
 from raysim.base.errors import ConfigError
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.build import make_report
 from raysim.reporting.contents import cost
 from raysim.reporting.document import document
+from raysim.reporting.gather import make_report
 from raysim.reporting.measure import ReportMetric
 from raysim.reporting.published import is_same
 from raysim.reporting.report import Report, write

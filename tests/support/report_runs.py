@@ -12,8 +12,8 @@ import yaml
 
 from raysim.config import Config
 from raysim.folders.run_folder import RunFolder
-from raysim.reporting.build import make_report
 from raysim.reporting.drawing import draw_figures
+from raysim.reporting.gather import make_report
 
 #: Configurations that bear out the labels of made-up runs.
 TRUE = {

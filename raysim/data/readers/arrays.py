@@ -19,7 +19,7 @@ import numpy as np
 
 from raysim.base.errors import DataError, explained
 from raysim.base.ram import memory_fault
-from raysim.base.reading import regular_file, the_one_file
+from raysim.base.untrusted import regular_file, the_one_file
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, need, numbered, split_codes
 from raysim.data.rows import SetRows, batch_rows, check_range, cut_at, damaged, in_batches
 

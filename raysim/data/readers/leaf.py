@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from raysim.base.errors import DataError
-from raysim.base.reading import read_json
+from raysim.base.untrusted import read_json
 from raysim.data.reader_api import PARTS, Contents, Request, array_contents, split_codes
 from raysim.data.rows import damaged
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.base.errors import DataError, did_you_mean, explained
-from raysim.base.reading import regular_file
 from raysim.base.texts import number
+from raysim.base.untrusted import regular_file
 from raysim.data.reader_api import MOST_CLASSES, PARTS, Contents, Request, split_codes
 from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.rows import in_batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from raysim.base.reading import regular_file
+from raysim.base.untrusted import regular_file
 from raysim.data.reader_api import Contents, Request, need
 from raysim.data.readers.reader_options import ReaderOptions
 from raysim.data.readers.table_files import NO_SPLIT, csv_frame, one_table, table_contents

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.base.errors import DataError
-from raysim.base.reading import regular_file, the_one_file
+from raysim.base.untrusted import regular_file, the_one_file
 from raysim.data.reader_api import MOST_CLASSES, Contents, Request
 from raysim.data.rows import damaged, in_batches
 

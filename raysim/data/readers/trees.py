@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raysim.base.errors import DataError, explained
-from raysim.base.reading import read_json, regular_file
+from raysim.base.untrusted import read_json, regular_file
 from raysim.data.reader_api import PARTS, Contents, Request, map_in_threads, need, numbered, split_codes
 from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions
 from raysim.data.rows import SetRows, batch_rows, check_range, damaged

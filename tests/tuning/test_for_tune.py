@@ -7,8 +7,8 @@ import time
 import pytest
 
 from raysim.base.errors import ConfigError
-from raysim.tuning import resources as of
-from raysim.tuning.resources import bundles_of, check_room
+from raysim.tuning import for_tune as of
+from raysim.tuning.for_tune import bundles_of, check_room
 from tests.support.sweeps import a_sweep, run
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from raysim.base.errors import DataError, Fault
-from raysim.base.reading import read_json, regular_file
+from raysim.base.untrusted import read_json, regular_file
 from raysim.config.yaml_text import load_yaml, read_yaml, unfit_values
 from raysim.folders.files import file_digest
 from tests.fuzz.verdicts import limited

@@ -14,7 +14,7 @@ from raysim.base.errors import ModelError
 from raysim.engine.ray import shards
 from raysim.models import ModelSpec, build_model
 from raysim.plan.build import Made, Ready, with_weights
-from raysim.plan.weights import HeldWeights, held_weights
+from raysim.plan.held_weights import HeldWeights, held_weights
 from tests.support.federations import plan_of
 
 SPEC = ModelSpec("resnet18", 10, (32, 32, 3), {}, "default")
