@@ -61,7 +61,7 @@ def attacked(
 
     def outgoing(update: Update, client: ClientView) -> Update:
         assert send
-        return whole(send(update.values, client), client) if attacks(client) else update
+        return sent_in_full(send(update.values, client), client) if attacks(client) else update
 
     def overhear(server: ServerView) -> Mapping[str, Value]:
         assert craft
@@ -94,7 +94,7 @@ def attacked(
     )
 
 
-def whole(values: Tensor, client: ClientView) -> Update:
+def sent_in_full(values: Tensor, client: ClientView) -> Update:
     """Return an update that is sent in full, also if a compressor is listed."""
     return Update(values, 4 * sum(leaf.size for leaf in client.layout.shared if not leaf.is_buffer))
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.univarfl import directions
+from methods.univarfl import unit_rows
 from raysim.core.method import Amount, Batch, ClientView, LossFn, Method, Outputs, Positive
 
 
@@ -54,7 +54,7 @@ def moon(*, mu: Amount = 1.0, temperature: Positive = 0.5, first: Literal["none"
 
 def contrastive(features: Tensor, towards: Tensor, away: Tensor, *, temperature: float) -> Tensor:
     """Mean over a batch of MOON's contrastive loss; all features (n, width). Scalar, ln 2 where both pulls are equal."""
-    unit, near, far = (directions(z.float().flatten(1)) for z in (features, towards, away))
+    unit, near, far = (unit_rows(z.float().flatten(1)) for z in (features, towards, away))
     cosines = torch.stack([(unit * near).sum(dim=1), (unit * far).sum(dim=1)], dim=1)
     return F.cross_entropy(cosines / temperature, torch.zeros(len(unit), dtype=torch.int64, device=unit.device))
 

@@ -115,7 +115,7 @@ def variance_target(classes: int, *, variance: Variance = "biased", spread: Spre
 
 def hyperspherical_energy(features: Tensor, *, eps: float = EPS, form: Form = "masked") -> Tensor:
     """L_HE of features (n, width), eq. 3. Scalar; see `univarfl` for the forms."""
-    unit = directions(features)
+    unit = unit_rows(features)
     # Not below 0: rounding can put a cosine above 1, and eps may be smaller than that.
     pairs = 1 / ((1 - unit @ unit.t()).clamp_min(0) + eps)
     if form == "masked":
@@ -135,7 +135,7 @@ def gaussian_kernel(features: Tensor) -> Tensor:
     return torch.exp(-squares / median).mean() if len(squares) else squares.sum()
 
 
-def directions(features: Tensor) -> Tensor:
+def unit_rows(features: Tensor) -> Tensor:
     """(n, width): rows scaled to length one; rows of zeros stay zero and pass no gradient."""
     squares = features.square().sum(dim=1, keepdim=True)
     is_zero = squares <= FLOOR**2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, refuse
-from raysim.base.own_code import named, note_of_values
+from raysim.base.own_code import functions_by_name, note_of_values
 from raysim.base.progress import Listener
 from raysim.base.settings import Raw, Settings
 from raysim.config import Config, read_config
@@ -46,9 +46,9 @@ def settings_of(
     if isinstance(config, str | Path):
         raw, source = read_config(Path(config)), str(config)
     else:
-        raw, source = named({} if config is None else config), "the call"
-    values = named({} if overrides is None else overrides)
-    for key, value in named(settings).items():
+        raw, source = functions_by_name({} if config is None else config), "the call"
+    values = functions_by_name({} if overrides is None else overrides)
+    for key, value in functions_by_name(settings).items():
         values |= _by_dotted_keys(raw, key.replace("__", "."), value)
     return layered(raw, values, source, is_scaled=scale, where=where), source
 

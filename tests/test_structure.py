@@ -36,7 +36,7 @@ FULL_FOLDERS: dict[str, int] = {}
 NUM_KEYS = 150
 
 #: Names of public functions that stand in two files. Verbs and their functions: main, prepare, recipes, report, run, tune.
-SAME_FUNCTIONS = {*("directions", "main", "named", "prepare", "recipes", "report", "run", "tune", "uniform", "whole")}
+SAME_FUNCTIONS = {"main", "prepare", "recipes", "report", "run", "tune"}
 
 
 def test_no_class_is_too_long():

@@ -65,7 +65,7 @@ def online_coefficients(
         )
         column = shares.clone()
         if bool(is_active.any()):
-            right, left = directions(a[is_active], b[is_active], start_a, start_b, grad_a, grad_b)
+            right, left = difference_factors(a[is_active], b[is_active], start_a, start_b, grad_a, grad_b)
             solution = _descending(gram(right, left))
             if solution is not None:
                 column[is_active] = normalised(torch.from_numpy(solution))
@@ -75,7 +75,7 @@ def online_coefficients(
     return torch.stack([columns[pair.layer] for pair in adapters_of(layout)], dim=1)
 
 
-def directions(
+def difference_factors(
     a: Tensor, b: Tensor, start_a: Tensor, start_b: Tensor, grad_a: Tensor, grad_b: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Factors of dW_1 ... dW_K and, last, of D, whose products are left[k] @ right[k].

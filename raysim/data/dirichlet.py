@@ -34,10 +34,10 @@ def cut_many(totals: np.ndarray, num_clients: int, alpha: float, rng: Generator,
     """Return (draws, classes, clients) int64: the results of repeated calls of `cut`."""
     # Tiny alphas can underflow to 0/0: the last client then gets the class.
     shares = np.nan_to_num(rng.dirichlet(np.full(num_clients, alpha), size=num_draws * len(totals)))
-    return whole(shares, np.tile(totals, num_draws)).reshape(num_draws, len(totals), num_clients)
+    return whole_counts(shares, np.tile(totals, num_draws)).reshape(num_draws, len(totals), num_clients)
 
 
-def whole(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
+def whole_counts(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return (rows, n) whole numbers close to shares * totals; each row sums to its total. shares: (rows, n)."""
     cuts = np.floor(np.cumsum(shares, axis=1) * totals[:, None] + 1e-9).astype(np.int64)
     cuts[:, -1] = totals

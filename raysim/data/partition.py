@@ -28,7 +28,7 @@ from raysim.base.errors import DataError
 from raysim.base.own import place_of
 from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Raw
-from raysim.data.dirichlet import Draw, cut, cut_capped, filled, multinomial, redraw, whole
+from raysim.data.dirichlet import Draw, cut, cut_capped, filled, multinomial, redraw, whole_counts
 from raysim.data.rows import cut_at
 
 #: One sorted array of positions per client.
@@ -276,7 +276,7 @@ def _deal_evenly(column: np.ndarray, has: np.ndarray, rng: Generator) -> Parts:
 
 def _by_sizes(shares: np.ndarray, num_examples: int, min_samples: int, rng: Generator) -> Parts:
     free = num_examples - len(shares) * min_samples
-    sizes = min_samples + whole(np.nan_to_num(shares)[None], np.array([free]))[0]
+    sizes = min_samples + whole_counts(np.nan_to_num(shares)[None], np.array([free]))[0]
     return _sorted_parts(rng.permutation(num_examples), sizes)
 
 

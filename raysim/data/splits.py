@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from raysim.base.errors import DataError
 from raysim.data.arrow import PreparedSet
-from raysim.data.dirichlet import whole
+from raysim.data.dirichlet import whole_counts
 
 #: Values of a set's split column.
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -175,7 +175,7 @@ def mixed(labels: np.ndarray, mix: Mix, spec: ValidationSpec, rng: Generator) ->
     if not mix.counts.any():
         raise DataError(f"{named} have no training rows, hence no mix", where, "name others")
     size = max(1, int(len(labels) * spec.subset))
-    wanted = whole(mix.counts[None] / mix.counts.sum(), np.array([int(size * spec.client_share)]))[0]
+    wanted = whole_counts(mix.counts[None] / mix.counts.sum(), np.array([int(size * spec.client_share)]))[0]
     order = rng.permutation(len(labels))
     order = order[stratified_order(labels[order])]
     rest, left = np.split(order, [size - wanted.sum()])

@@ -60,6 +60,6 @@ def projector(inputs: int, width: int, make_norm: Callable[[int], nn.Module]) ->
     return nn.Sequential(*first, nn.Linear(width, width), make_norm(width), nn.ReLU())
 
 
-def named(**layers: nn.Module) -> nn.Sequential:
+def named_layers(**layers: nn.Module) -> nn.Sequential:
     """Return an nn.Sequential of named layers."""
     return nn.Sequential(OrderedDict(layers))

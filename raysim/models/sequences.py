@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.parts import Depth, Rate, Width, named, unfit_option
+from raysim.models.parts import Depth, Rate, Width, named_layers, unfit_option
 
 #: Logits for each token, or for the sequence.
 Per = Literal["token", "sequence"]
@@ -95,7 +95,7 @@ class CausalBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.attn = CausalAttention(dim, heads, dropout)
         self.norm2 = nn.LayerNorm(dim)
-        self.mlp = named(fc1=nn.Linear(dim, 4 * dim), act=nn.GELU(), fc2=nn.Linear(4 * dim, dim))
+        self.mlp = named_layers(fc1=nn.Linear(dim, 4 * dim), act=nn.GELU(), fc2=nn.Linear(4 * dim, dim))
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from raysim.base.options import Bounds
 from raysim.models.architecture import Architecture, Shape
-from raysim.models.parts import Depth, Groups, Norm, Width, library, named, norm_layer, projector, unfit_option
+from raysim.models.parts import Depth, Groups, Norm, Width, library, named_layers, norm_layer, projector, unfit_option
 
 
 def cnn(
@@ -53,7 +53,7 @@ def cnn(
             **last,
         }
     layers |= {"flatten": nn.Flatten(), "fc1": nn.Linear(2 * width * pixels, hidden)}
-    return named(**layers, **{f"{activation}3": bend()}, fc2=nn.Linear(hidden, classes))
+    return named_layers(**layers, **{f"{activation}3": bend()}, fc2=nn.Linear(hidden, classes))
 
 
 def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
@@ -66,7 +66,7 @@ def lenet(shape: Shape, classes: int, *, padding: int = 0) -> nn.Module:
     rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, breadth))
     if min(rows, columns) < 1:
         raise ValueError(f"{height} x {breadth} images with padding {padding} are smaller than 16 x 16")
-    return named(
+    return named_layers(
         conv1=nn.Conv2d(channels, 6, 5, padding=padding),
         pool1=nn.MaxPool2d(2),  # before ReLU: the same bits, ReLU on a quarter of the entries
         relu1=nn.ReLU(),
@@ -96,7 +96,7 @@ def mlp(
     layers: dict[str, nn.Module] = {"fc1": nn.Linear(math.prod(shape), widths[0]), "relu": nn.ReLU()}
     for number, (inputs, outputs) in enumerate(pairwise(widths), 2):
         layers |= {f"hidden{number}": nn.Linear(inputs, outputs), f"relu{number}": nn.ReLU()}
-    return named(flatten=nn.Flatten(), **layers, fc2=nn.Linear(widths[-1], classes))
+    return named_layers(flatten=nn.Flatten(), **layers, fc2=nn.Linear(widths[-1], classes))
 
 
 #: Convolutions of UniVarFL's small network: output channels, kernel size, stride.
@@ -126,7 +126,7 @@ def univarfl_cnn(
         channels, side = width, (side - kernel) // stride + 1
     if side < 1:
         raise ValueError(f"{shape[0]} x {shape[1]} images are smaller than 21 x 21")
-    return named(
+    return named_layers(
         **layers,
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
@@ -170,7 +170,7 @@ def resnet20(
             blocks.append(make_block(inputs, outputs, stride, shortcut, norm_layer=make_norm))
             inputs = outputs
         layers[f"layer{stage}"] = nn.Sequential(*blocks)
-    module = named(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))
+    module = named_layers(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

@@ -13,9 +13,9 @@ import torch
 from methods.univarfl import (
     EPS,
     classifier_variance,
-    directions,
     gaussian_kernel,
     hyperspherical_energy,
+    unit_rows,
     univarfl,
     variance_target,
 )
@@ -284,7 +284,7 @@ def test_default_epsilon_bounds_what_one_pair_adds():
 
 def test_directions_are_unit_rows_or_zero():
     z = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    assert torch.allclose(directions(z), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    assert torch.allclose(unit_rows(z), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
 
 
 def test_without_strength_it_is_fedavg_and_lambda_defaults_to_a_quarter_of_the_classes(root):

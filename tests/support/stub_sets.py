@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.config import read_config
 from raysim.data.arrow import SetInfo
-from raysim.data.dirichlet import whole
+from raysim.data.dirichlet import whole_counts
 from raysim.data.rows import SPLITS
 from raysim.data.sources import set_path
 
@@ -50,7 +50,7 @@ def counts_of(numbers: dict[str, Any], given: Any) -> np.ndarray:
     if isinstance(given, dict):
         train = numbers.get("train")
         like = np.array(numbers.get("like") or (train if isinstance(train, list) else [1] * num_classes), float)
-        return whole(like[None] / like.sum(), np.array([given["total"]]))[0]
+        return whole_counts(like[None] / like.sum(), np.array([given["total"]]))[0]
     return np.broadcast_to(np.array(given, np.int64), num_classes)
 
 

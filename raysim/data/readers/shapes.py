@@ -49,7 +49,7 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> SetRow
     shapes.
     """
     labels, domains = index % len(SHAPES), index // len(SHAPES) % num_domains
-    draws = uniform(seed, index, 24).astype(np.float32)
+    draws = uniform_floats(seed, index, 24).astype(np.float32)
     distance = np.empty((len(index), size, size), np.float32)
     u, v, pixel = _coordinates(draws, size)
     for label, shape in enumerate(SHAPES.values()):
@@ -64,12 +64,14 @@ def draw(index: np.ndarray, *, size: int, seed: int, num_domains: int) -> SetRow
         front, back = _colours(style, draws[rows], size)
         canvas = back + cover * (front - back)
         noise = 0.25 if style == "noise" else 0.02
-        canvas += (2 * noise) * (uniform(seed ^ 0x5EED, index[rows], size * size * 3).reshape(canvas.shape) - 0.5)
+        canvas += (2 * noise) * (
+            uniform_floats(seed ^ 0x5EED, index[rows], size * size * 3).reshape(canvas.shape) - 0.5
+        )
         images[rows] = np.rint(255 * np.clip(canvas, 0, 1)).astype(np.uint8)
     return SetRows(images, labels.astype(np.int64), domains.astype(np.int64))
 
 
-def uniform(seed: int, index: np.ndarray, slots: int) -> np.ndarray:
+def uniform_floats(seed: int, index: np.ndarray, slots: int) -> np.ndarray:
     """Return (n, slots) float32 in [0, 1): SplitMix64 of (seed, index, slot), so that draws are independent."""
     with np.errstate(over="ignore"):
         key = _mix(_mix(np.array([seed % 2**64], np.uint64) + _GOLDEN) + index.astype(np.uint64) * _GOLDEN)
