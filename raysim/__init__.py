@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from raysim.api import tune as tune
     from raysim.base.errors import ConfigError as ConfigError
     from raysim.base.errors import DataError as DataError
-    from raysim.base.errors import OwnCodeError as OwnCodeError
     from raysim.base.errors import RaysimError as RaysimError
+    from raysim.base.errors import UserCodeError as UserCodeError
     from raysim.core.method import Method as Method
     from raysim.engine.round_metrics import RoundRecord as RoundRecord
     from raysim.plan.find import methods as methods
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raysim.training.tasks import Task as Task
 
 _HOMES = dict.fromkeys(("run", "tune", "report", "arrays", "table"), "raysim.api")
-_HOMES |= dict.fromkeys(("RaysimError", "ConfigError", "DataError", "OwnCodeError"), "raysim.base.errors")
+_HOMES |= dict.fromkeys(("RaysimError", "ConfigError", "DataError", "UserCodeError"), "raysim.base.errors")
 _HOMES |= dict.fromkeys(("Run", "Runs", "load"), "raysim.running.results") | {"methods": "raysim.plan.find"}
 _HOMES |= {"Report": "raysim.reporting.report", "RoundRecord": "raysim.engine.round_metrics"}
 _HOMES |= {"Method": "raysim.core.method", "Task": "raysim.training.tasks"}
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'raysim' has no attribute {name!r}")
     from importlib import import_module
 
-    from raysim.base.own_code import refuse_shadows
+    from raysim.base.user_code import refuse_shadows
 
     refuse_shadows()
     return getattr(import_module(_HOMES[name]), name)

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysim.base.errors import ConfigError, DataError, Fault, OwnCodeError
-from raysim.base.own import accepts, place_in, place_of, words_of
+from raysim.base.errors import ConfigError, DataError, Fault, UserCodeError
 from raysim.base.progress import Listener
 from raysim.base.texts import round_name
+from raysim.base.user_places import accepts, place_in, place_of, words_of
 from raysim.config import path_to_write
 from raysim.data.arrow import write_set
 from raysim.data.reader_api import array_contents
@@ -240,10 +240,12 @@ def _checked(on_round: OnRound | None, show: Callable[[RoundRecord], None]) -> C
         try:
             answer = on_round(record) if on_round is not None else None
         except SystemExit as error:  # would otherwise be treated as a stop by a signal
-            raise OwnCodeError(words_of(error), place_in(error), "let on_round return 'stop' to end the run") from error
+            raise UserCodeError(
+                words_of(error), place_in(error), "let on_round return 'stop' to end the run"
+            ) from error
         if answer is not None and not (isinstance(answer, str) and answer == "stop"):
             what = f"on_round returned {answer!r}"
-            raise OwnCodeError(what, round_name(record.round_index), "return 'stop' to end the run here, or nothing")
+            raise UserCodeError(what, round_name(record.round_index), "return 'stop' to end the run here, or nothing")
         return answer
 
     return after

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, refuse
-from raysim.base.own_code import functions_by_name, note_of_values
 from raysim.base.progress import Listener
 from raysim.base.settings import Raw, Settings
+from raysim.base.user_code import functions_by_name, note_of_values
 from raysim.config import Config, read_config
 from raysim.config.effects import value_at
 from raysim.config.overlays import layered

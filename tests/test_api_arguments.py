@@ -10,7 +10,7 @@ import pytest
 
 import raysim
 from methods import METHODS
-from raysim.base.errors import ConfigError, DataError, OwnCodeError
+from raysim.base.errors import ConfigError, DataError, UserCodeError
 
 SELF: dict[str, object] = {}
 SELF["group"] = SELF
@@ -87,7 +87,7 @@ def test_arrays_that_are_no_set_are_one_sentence(given, words, tmp_path):
     ],
 )
 def test_what_on_round_may_not_return_ends_the_run_with_a_sentence(answer, words, settings):
-    with pytest.raises(OwnCodeError, match=words):
+    with pytest.raises(UserCodeError, match=words):
         raysim.run(settings, on_round=answer, name="a", quiet=True)
 
 

@@ -58,7 +58,7 @@ FORBIDDEN = {  # outside packages that a room must not see
 }
 # Everything in raysim/engine/ray may import Ray.
 RAY_FILES = {"raysim/data/pipeline.py"}
-RAY_FILES |= {f"raysim/tuning/{name}.py" for name in ("driver", "trial", "resources", "ranges", "ready")}
+RAY_FILES |= {f"raysim/tuning/{name}.py" for name in ("driver", "trial", "for_tune", "ranges", "ready")}
 
 
 def imports(path: Path) -> set[str]:
@@ -147,7 +147,7 @@ SLOW = {  # libraries that take 50 ms and more to load
 }
 #: (file, what it imports inside a function) -> why, beside libraries and modules that are slow to load.
 INSIDE = {
-    ("raysim/__init__.py", "raysim.base.own_code"): "`import raysim` loads nothing that it may not need",
+    ("raysim/__init__.py", "raysim.base.user_code"): "`import raysim` loads nothing that it may not need",
     ("raysim/cli/main.py", "methods"): "a folder of the user's called methods is refused first",
 }
 

@@ -100,11 +100,11 @@ class ModelError(RaysimError):
     """Pretrained weights that are unavailable or do not fit the model."""
 
 
-class OwnCodeError(RaysimError):
+class UserCodeError(RaysimError):
     """A user's function that is unusable or failed; `where` names the file and the function."""
 
 
-class OwnNameError(OwnCodeError, LookupError):
+class UserNameError(UserCodeError, LookupError):
     """A name without a usable function of the user."""
 
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from raysim.base.errors import MethodError
 from raysim.base.options import options_of, text_of
-from raysim.base.own import place_of
+from raysim.base.user_places import place_of
 from raysim.cli.terminal import out
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typer import Argument, Option
 from raysim.base import __version__
 from raysim.base.commands import command
 from raysim.base.errors import ConfigError
-from raysim.base.own_code import refuse_shadows
 from raysim.base.uri import is_uri
+from raysim.base.user_code import refuse_shadows
 from raysim.cli.arguments import GridOverrides, Overrides, Planned, Scaled, reader_options, report_options, with_options
 from raysim.cli.listings import print_blocks, print_function, print_functions
 from raysim.cli.printing import calibrate_and_print, show_report, show_sweep

@@ -19,16 +19,16 @@ from raysim.base.errors import (
     DataError,
     MethodError,
     ModelError,
-    OwnCodeError,
     RaysimError,
     RunExists,
     SettingIgnored,
+    UserCodeError,
 )
 from raysim.base.uri import masked
 from raysim.cli.terminal import err
 
 #: Faults in what the user gave; all other errors are failures of the run.
-GIVEN = (ConfigError, DataError, MethodError, ModelError, OwnCodeError, RunExists)
+GIVEN = (ConfigError, DataError, MethodError, ModelError, UserCodeError, RunExists)
 
 
 def message_and_status(error: Exception) -> tuple[str, int]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 
-from raysim.base.errors import OwnCodeError, RaysimError
-from raysim.base.own import accepts, place_of
+from raysim.base.errors import RaysimError, UserCodeError
+from raysim.base.user_places import accepts, place_of
 from raysim.core.method import ClientView, LayerOp, Method, ServerView
 from raysim.core.weights import RightMap, Weights
 
@@ -38,23 +38,23 @@ CALLS = {
 INNER_CALLS = {"forward": ("layer", "inputs"), "loss": ("outputs", "batch"), "grads": ("params", "batch")}
 
 
-def fault_of_hook(method: Method, hook: str, what: str, mend: str = "") -> OwnCodeError:
+def fault_of_hook(method: Method, hook: str, what: str, mend: str = "") -> UserCodeError:
     """Return an error for a fault in a method's hook. what: the fault, as in "returned str, not a tensor"."""
     mend = mend or "the table at the top of raysim/core/method.py says what each hook takes and returns"
-    return OwnCodeError(f"method {method.name}: its {hook} {what}", place_of(getattr(method, hook)), mend)
+    return UserCodeError(f"method {method.name}: its {hook} {what}", place_of(getattr(method, hook)), mend)
 
 
 def check_calls(method: Method) -> None:
     """Refuse a hook with an incompatible signature.
 
     Raises:
-      OwnCodeError: the hook is not a function, or takes another number of arguments.
+      UserCodeError: the hook is not a function, or takes another number of arguments.
     """
     for hook, values in CALLS.items():
         function = getattr(method, hook)
         if function is not None and not callable(function):
             what = f"method {method.name}: its {hook} must be a function, got {type(function).__name__}"
-            raise OwnCodeError(what, mend=f"give a function of ({', '.join(values)})")
+            raise UserCodeError(what, mend=f"give a function of ({', '.join(values)})")
         if function is not None and not accepts(function, len(values)):
             what = f"cannot be called with ({', '.join(values)})"
             raise fault_of_hook(method, hook, what, f"write {hook}({', '.join(values)})")
@@ -170,7 +170,7 @@ def weighed(method: Method, weights: Weights, view: ServerView) -> Weights:
     """Return the aggregation weights of a method's `weigh`, checked for shape to prevent silent broadcasting.
 
     Raises:
-      OwnCodeError: no such leaf, another shape or type. RaysimError: a weight that is not finite.
+      UserCodeError: no such leaf, another shape or type. RaysimError: a weight that is not finite.
     """
     assert method.weigh is not None
     new = returned(method.weigh(weights, view), Mapping, method, "weigh")

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.random import Generator
 
 from raysim.base.errors import DataError
-from raysim.base.own import place_of
-from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Raw
+from raysim.base.user_code import user_function, with_given
+from raysim.base.user_places import place_of
 from raysim.data.dirichlet import Draw, cut, cut_capped, filled, multinomial, redraw, whole_counts
 from raysim.data.rows import cut_at
 
@@ -238,7 +238,7 @@ def divide(labels: np.ndarray, scheme: str, form: str, arguments: Mapping[str, A
     """
     check_enough(len(labels), arguments["num_clients"], arguments["min_samples"], scheme)
     if ":" in scheme:
-        parts = own_parts(scheme, labels, arguments, json.loads(arguments["options"] or "{}"))
+        parts = user_parts(scheme, labels, arguments, json.loads(arguments["options"] or "{}"))
     else:
         function = SCHEMES[scheme][form or next(iter(SCHEMES[scheme]))]
         taken = inspect.signature(function).parameters
@@ -312,18 +312,18 @@ OFFERED = ("rng", "domains", "targets", "min_samples", "seed")
 
 def find_scheme(name: str) -> Callable[..., object]:
     """Return the function of `module:function`, with its options as signature; raises LookupError."""
-    return with_given(own_function(name, "partition"), NEEDED, OFFERED)
+    return with_given(user_function(name, "partition"), NEEDED, OFFERED)
 
 
-def own_parts(name: str, labels: np.ndarray, arguments: Mapping[str, Any], options: Raw) -> Parts:
+def user_parts(name: str, labels: np.ndarray, arguments: Mapping[str, Any], options: Raw) -> Parts:
     """Return the partition of a user's function, after checking it.
 
     Raises:
-      OwnCodeError: the function fails. DataError: the returned value is not a partition.
+      UserCodeError: the function fails. DataError: the returned value is not a partition.
     """
     offered = {key: arguments[key] for key in OFFERED}
     partition = find_scheme(name)(labels=labels, num_clients=arguments["num_clients"], **offered, **options)
-    where = f"partition {name}, {place_of(own_function(name, 'partition'))}"
+    where = f"partition {name}, {place_of(user_function(name, 'partition'))}"
     mend = "return an array of positions in `labels` for each client"
     if not isinstance(partition, Sequence | np.ndarray) or len(partition) != arguments["num_clients"]:
         count = f" of {len(partition)}" if isinstance(partition, Sequence | np.ndarray) else ""

@@ -32,9 +32,9 @@ import numpy as np
 
 from raysim.base.digest import file_digest_of
 from raysim.base.errors import DataError, explained
-from raysim.base.own import own_errors, place_of
-from raysim.base.own_code import own_function, with_given
 from raysim.base.settings import Raw
+from raysim.base.user_code import user_function, with_given
+from raysim.base.user_places import place_of, user_errors
 from raysim.data.arrow import PreparedSet, SetInfo, is_prepared, made_once, write_set
 from raysim.data.readers.reader_options import DEFAULTS, ReaderOptions
 from raysim.data.rows import SetRows, damaged, in_batches
@@ -168,17 +168,17 @@ FROM = " from "
 
 def find_reader(name: str) -> Callable[..., object]:
     """Return the function of `module:function`, with its options as signature; raises LookupError."""
-    return with_given(own_function(name, "reader"), (), ("files",))
+    return with_given(user_function(name, "reader"), (), ("files",))
 
 
-def prepare_own(name: str, read: Callable[..., object], path: Path, files: Path | None, options: Raw) -> SetInfo:
+def prepare_user_set(name: str, read: Callable[..., object], path: Path, files: Path | None, options: Raw) -> SetInfo:
     """Write a set by a user's function, unless the function would write the existing set again.
 
     Args:
       read: the function; path: path of the Arrow file; files: argument of the function, the folder (or file) with the
         sources, or None.
     Raises:
-      DataError, OwnCodeError: missing source files, a set of another origin at `path`, or an error of the function.
+      DataError, UserCodeError: missing source files, a set of another origin at `path`, or an error of the function.
     """
     made_by = fingerprint(read, files, options)
     source = f"{read.__module__}:{read.__qualname__}" + (f"{FROM}{files.name}" if files is not None else "")
@@ -200,7 +200,7 @@ def prepare_own(name: str, read: Callable[..., object], path: Path, files: Path 
         return None
 
     def make() -> SetInfo:
-        with own_errors(read):  # the function may create batches lazily, in `write_set`
+        with user_errors(read):  # the function may create batches lazily, in `write_set`
             contents = _contents(with_given(read, (), ("files",))(files=files, **options), read)
             about = contents.about | {"source_checksum": files_checksum(contents.files), "made_by": made_by}
             return write_set(path, name, contents.classes, contents.batches, source, **about)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.base.errors import ClientError, MethodError, OutOfMemory, OwnCodeError
-from raysim.base.own import place_in
+from raysim.base.errors import ClientError, MethodError, OutOfMemory, UserCodeError
 from raysim.base.texts import round_name
+from raysim.base.user_places import place_in
 from raysim.core.layout import Layout
 from raysim.core.method import ClientView, Update, Value, Vector
 from raysim.engine.messages import Packed, packed_copy
@@ -155,8 +155,8 @@ def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
             "lower local.batch_size, or take a smaller model or a larger device",
         ) from error
     except Exception as error:
-        cause = str(error)  # an OwnCodeError names its place itself
-        if not isinstance(error, OwnCodeError):
+        cause = str(error)  # an UserCodeError names its place itself
+        if not isinstance(error, UserCodeError):
             cause = f"{type(error).__name__}: {error} in {place_in(error) or _innermost(error)}"
         fault = ClientError(client, round_index, block, f"worker {os.getpid()}", cause)
         fault.add_note(traceback.format_exc())  # notes, unlike tracebacks, are pickled with the error

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from raysim.base.direction import is_due
 from raysim.base.errors import RaysimError
-from raysim.base.own import own_errors
 from raysim.base.texts import round_name
+from raysim.base.user_places import user_errors
 from raysim.core.layout import Layout
 from raysim.core.method import Crowd, State, Value
 from raysim.core.stack import Stack
@@ -116,12 +116,12 @@ class Server:
     def num_rounds(self) -> int:
         return sum(phase.rounds for phase in self.phases)
 
-    @own_errors()
+    @user_errors()
     def run_round(self, round_index: int) -> RoundRecord:
         """Run a round: broadcast, local training of a cohort, weights, exact sum, server step, evaluation.
 
         Raises:
-          ClientError: a client failed. OwnCodeError: the user's own code failed at the server. RaysimError: a
+          ClientError: a client failed. UserCodeError: the user's own code failed at the server. RaysimError: a
             non-finite update with on_nonfinite="error".
         """
         began = self.clock()

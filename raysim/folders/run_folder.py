@@ -21,10 +21,10 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raysim.base.errors import ConfigError, Fault, RaysimError, RunExists, explained
-from raysim.base.own_code import note_of_values
 from raysim.base.settings import Settings
 from raysim.base.texts import visible
 from raysim.base.untrusted import read_json, regular_file
+from raysim.base.user_code import note_of_values
 from raysim.folders.files import refuse_changed, replaced_file, seal_again, seal_of, write_file
 
 Mark = Literal["COMPLETED", "STOPPED", "FAILED"]

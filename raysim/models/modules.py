@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from raysim.base.errors import ConfigError, Fault, RaysimError
-from raysim.base.own import own_errors
 from raysim.base.ram import memory_fault
+from raysim.base.user_places import user_errors
 from raysim.core.layout import Layout
 from raysim.core.seeding import derive_seed
 from raysim.models.architecture import Architecture, ModelSpec
@@ -138,13 +138,13 @@ def output_shape(spec: ModelSpec) -> tuple[int, ...]:
         return one
     if not find_architecture(spec.name).needs_trial:
         return *spec.input_shape, *one
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), user_errors():
         return tuple(build_model(replace(spec, pretrained=None, lora=None), seed=0)(_two_inputs(spec)).shape[1:])
 
 
 def _run(skeleton: nn.Module, spec: ModelSpec) -> None:
     device = next(skeleton.parameters()).device
-    with device, torch.no_grad(), torch.random.fork_rng(devices=[]), own_errors():
+    with device, torch.no_grad(), torch.random.fork_rng(devices=[]), user_errors():
         torch.manual_seed(0)
         logits = skeleton.train()(_two_inputs(spec))
     shapes: list[tuple[int, ...]] = [(2, spec.num_classes)]

@@ -11,9 +11,9 @@ import inspect
 import torch
 from torch import nn
 
-from raysim.base.errors import ConfigError, Fault, OwnCodeError, did_you_mean
-from raysim.base.own import place_of
-from raysim.base.own_code import own_function, with_given
+from raysim.base.errors import ConfigError, Fault, UserCodeError, did_you_mean
+from raysim.base.user_code import user_function, with_given
+from raysim.base.user_places import place_of
 from raysim.models.architecture import Architecture, ModelSpec, Shape
 from raysim.models.from_timm import TRANSFORMERS, knows, timm_architecture
 from raysim.models.from_torchvision import TORCHVISION
@@ -42,7 +42,7 @@ def find_architecture(name: str) -> Architecture:
     if prefix in ("", "timm") and knows(network):
         return timm_architecture(network)
     if prefix not in ("", "timm", "torchvision"):
-        return own_architecture(name)
+        return user_architecture(name)
     hint = did_you_mean(network, [*MODELS, *library("timm").list_models()], most=3)
     others = "every model of timm, transformers:FOLDER; or module:function for your own"
     names = f"{', '.join(sorted(MODELS))}, {others}"
@@ -70,13 +70,13 @@ def prefers_channels_last(spec: ModelSpec, module: nn.Module) -> bool:
     return find_architecture(spec.name).prefers_channels_last and not is_unsafe
 
 
-def own_architecture(name: str) -> Architecture:
+def user_architecture(name: str) -> Architecture:
     """Return the architecture of a user's model `module:function`.
 
     Raises:
       LookupError: the function does not exist, or does not take num_classes and input_shape.
     """
-    function = own_function(name, "model")
+    function = user_function(name, "model")
     make = with_given(function, ("num_classes", "input_shape"), offered=("vocabulary",))
     reads_tokens = "vocabulary" in inspect.signature(function).parameters
 
@@ -93,7 +93,7 @@ def own_architecture(name: str) -> Architecture:
             module = module.to("meta") if isinstance(module, nn.Module) else module
         if not isinstance(module, nn.Module):
             what = f"a model's function returned {type(module).__name__}"
-            raise OwnCodeError(what, place_of(function), "return an nn.Module")
+            raise UserCodeError(what, place_of(function), "return an nn.Module")
         return module
 
     build.__doc__ = function.__doc__

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from raysim.base.errors import refuse
-from raysim.base.own import own_errors
-from raysim.base.own_code import OwnCode, packed, receive
+from raysim.base.user_code import UserCode, packed, receive
+from raysim.base.user_places import user_errors
 from raysim.config import CohortGroup, Config, ModelGroup
 from raysim.core.layout import Layout, float_buffers, layout_of, norm_names
 from raysim.core.method import Method, Partition
@@ -76,7 +76,7 @@ class Made:
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    own: the user's own functions, or their place, see `raysim.base.own_code`.
+    own: the user's own functions, or their place, see `raysim.base.user_code`.
     held_out_every: n, if every n-th row of the held-out sets is used, as in measurements of cost.
     target_scale: see `on_scaled_targets`; None: targets stay as they are.
     speeds: of all clients in simulated time; None without `time`.
@@ -87,7 +87,7 @@ class Recipe:
     made: Made
     num_threads: int = 1
     wants_gpu: bool = False
-    own: OwnCode = field(default_factory=OwnCode)
+    own: UserCode = field(default_factory=UserCode)
     held_out_every: int = 1
     target_scale: TargetScale | None = None
     speeds: Speeds | None = None
@@ -326,7 +326,7 @@ def device_of(recipe: Recipe) -> str:
     return accelerator(recipe.config.resources.device) if recipe.wants_gpu else "cpu"
 
 
-@own_errors()
+@user_errors()
 def make_trainer(recipe: Recipe) -> Trainer:
     """Build a trainer in the calling process."""
     receive(recipe.own)
@@ -350,7 +350,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
     )
 
 
-@own_errors()
+@user_errors()
 def make_server(recipe: Recipe, pool: Pool) -> Server:
     """Build the server in the calling process, at the initial parameters of the seed."""
     receive(recipe.own)

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from raysim.base.errors import ConfigError, Fault, ModelError, OwnCodeError, refuse
+from raysim.base.errors import ConfigError, Fault, ModelError, UserCodeError, refuse
 from raysim.base.options import text_of
 from raysim.base.settings import Settings, Spec
 from raysim.config import Config, ModelGroup, located, parse_config, parse_options, sound_config, without
@@ -36,7 +36,7 @@ from raysim.plan.build import (
 )
 from raysim.plan.check_data import Sets, draw_partition, open_sets, or_faults
 from raysim.plan.check_inputs import input_faults, memory_faults, task_faults
-from raysim.plan.find import build_methods, check_metrics, check_own, logger_faults
+from raysim.plan.find import build_methods, check_metrics, check_user_code, logger_faults
 from raysim.plan.resources import check_resources
 from raysim.plan.splitting import uses_validation, with_split
 from raysim.plan.timing import time_faults
@@ -67,9 +67,9 @@ def check(
     config, methods, faults = _parse(raw)
     if config is None:
         raise ConfigError(faults, source)
-    own_faults = check_own(config)
-    if own_faults:
-        raise ConfigError(faults + own_faults, source)
+    user_faults = check_user_code(config)
+    if user_faults:
+        raise ConfigError(faults + user_faults, source)
     faults += [] if has_room else check_resources(config)
     faults += [*check_metrics(config), *logger_faults(config.loggers)]
     sets, data_faults = (ready, []) if ready is not None else or_faults(partial(open_sets, config), "data")
@@ -226,7 +226,7 @@ def _check_model(spec: ModelSpec) -> list[Fault]:
         return [Fault("model.name", str(error))]
     except ConfigError as error:
         return list(error.faults)
-    except OwnCodeError as error:
+    except UserCodeError as error:
         return [Fault("model", str(error))]
     except ValueError as error:
         kind, resize = ("images", " and data.resize") if len(spec.input_shape) == 3 else ("inputs", "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from raysim.base.commands import command
-from raysim.base.errors import DataError, Fault, OwnCodeError, explained
+from raysim.base.errors import DataError, Fault, UserCodeError, explained
 from raysim.base.ram import memory_fault
 from raysim.base.uri import is_uri
 from raysim.config import JOB_VARIABLE, Config, data_cache, nearest
@@ -21,7 +21,7 @@ from raysim.data.manifest import Manifest, PartitionSpec, make_manifest
 from raysim.data.sources import SOURCES, fetch_set, prepare, set_path
 from raysim.data.splits import ValidationSpec
 from raysim.folders.files import file_digest
-from raysim.plan.find import open_own_set, read_mapping
+from raysim.plan.find import open_user_set, read_mapping
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def or_faults(make: Callable[[], T], key: str) -> tuple[T | None, list[Fault]]:
     """Return the result of `make`, or an error of data or user code as a fault."""
     try:
         return make(), []
-    except OwnCodeError as error:
+    except UserCodeError as error:
         return None, [Fault(key, str(error))]
     except DataError as error:
         place = next((place for place in ("partition", "data.stored_size") if error.where.startswith(place)), "data")
@@ -63,7 +63,7 @@ def open_sets(config: Config) -> Sets:
       DataError: a set is missing and cannot be prepared, or is damaged.
     """
     external, reader = config.data.validation_set.external.name, config.data.reader
-    images = _open_set(config, config.data.name) if reader is None else _sound(open_own_set(config, reader))
+    images = _open_set(config, config.data.name) if reader is None else _sound(open_user_set(config, reader))
     other = _open_set(config, external) if external else None
     tests = {name: _open_set(config, name) for name in config.data.test_sets}
     return Sets(images, other, tests, _input_shape(config.data.stored_size, images.info))

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from raysim.base.errors import Fault, OwnCodeError
+from raysim.base.errors import Fault, UserCodeError
 from raysim.base.ram import memory_fault
 from raysim.config import Config, nearest
 from raysim.data.arrow import SetInfo
@@ -67,8 +67,8 @@ def input_faults(config: Config, info: SetInfo) -> list[Fault]:
         trials["shift"] = partial(shift.of_client, pixels, config.num_clients - 1)
     for key, trial in trials.items():
         with torch.random.fork_rng(devices=[]):
-            images, own_faults = or_faults(trial, f"data.{key}")
-        faults += own_faults
+            images, try_faults = or_faults(trial, f"data.{key}")
+        faults += try_faults
         if images is not None and not bool(torch.isfinite(images).all()):
             text = f"{getattr(data, key).name} returns non-finite images for random pixels; correct the function"
             faults.append(Fault(f"data.{key}", text))
@@ -89,7 +89,7 @@ def task_faults(config: Config, info: SetInfo, outputs: tuple[int, ...] | None) 
     name = config.task.name if config.task else info.task
     try:
         task = task_of(config, info)
-    except (LookupError, OwnCodeError) as error:
+    except (LookupError, UserCodeError) as error:
         return [Fault("task", str(error))]
     if not config.data.scale_targets and name != REGRESSION.name:
         return [Fault("data.scale_targets", f"has no effect: the task is {name}; remove the key")]

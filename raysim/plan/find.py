@@ -11,17 +11,17 @@ import numpy as np
 
 from methods import METHODS
 from raysim.base.direction import declare, direction_of
-from raysim.base.errors import DataError, Fault, OwnCodeError, refuse
-from raysim.base.own import own_errors, place_in, place_of, words_of
-from raysim.base.own_code import own_function, with_given
+from raysim.base.errors import DataError, Fault, UserCodeError, refuse
 from raysim.base.settings import Settings, Spec
+from raysim.base.user_code import user_function, with_given
+from raysim.base.user_places import place_in, place_of, user_errors, words_of
 from raysim.config import Config, parse_options, read_config, shipped_folder, unknown
 from raysim.config import nearest as nearest_name
 from raysim.core.hooks import check_calls
 from raysim.core.method import Method
 from raysim.data.arrow import PreparedSet
 from raysim.data.partition import find_scheme
-from raysim.data.reader_api import find_reader, prepare_own
+from raysim.data.reader_api import find_reader, prepare_user_set
 from raysim.data.sources import SOURCES, set_path
 from raysim.training.metrics import METRICS, Metric
 from raysim.training.shift import SHIFTS
@@ -58,7 +58,7 @@ def _build_method(spec: object, key: str) -> Method | list[Fault]:
         method = None if faults else make(**parsed)
         if isinstance(method, Method):
             check_calls(method)
-    except OwnCodeError as error:  # the error names its place
+    except UserCodeError as error:  # the error names its place
         return [Fault(key, str(error))]
     except (Exception, SystemExit) as error:  # a method of the user's own may raise anything
         place = place_in(error)
@@ -84,7 +84,7 @@ def find_metric(name: str) -> Metric:
 
 def find_augmentation(name: str) -> Callable[..., object]:
     """Return the user's augmentation `module:function`, with its options as signature; raises LookupError."""
-    return with_given(own_function(name, "augmentation"), ("images",), ("generator",))
+    return with_given(user_function(name, "augmentation"), ("images",), ("generator",))
 
 
 def find_shift(name: str) -> Callable[..., object]:
@@ -101,13 +101,13 @@ def made_task(make: Callable[..., object], options: Settings) -> Task:
     """Return the task that a user's function makes.
 
     Raises:
-      OwnCodeError: the function fails, or does not return a Task.
+      UserCodeError: the function fails, or does not return a Task.
     """
-    with own_errors(make):
+    with user_errors(make):
         task = make(**options)
     if not isinstance(task, Task):
         text = f"a task's function returned {type(task).__name__}"
-        raise OwnCodeError(text, place_of(make), "return a raysim.Task")
+        raise UserCodeError(text, place_of(make), "return a raysim.Task")
     for name in (task.main, task.of_part):
         declare(name, task.direction)
     direction_of(f"server/{task.main}", key=f"the task {task.name}")
@@ -124,23 +124,23 @@ def find(name: str, objects: Mapping[str, T], kind: str) -> T:
         return objects[name]
     if ":" not in name:
         raise LookupError(unknown(name, objects, kind))
-    return cast("T", own_function(name, kind))
+    return cast("T", user_function(name, kind))
 
 
 def further_metrics(config: Config) -> dict[str, Metric]:
     """The further metrics of the configuration; `module:function` is called by its function."""
     metrics = {name: find_metric(name) for name in config.evaluation.metrics}
-    return {name.rpartition(":")[2]: _own_metric(m) if ":" in name else m for name, m in metrics.items()}
+    return {name.rpartition(":")[2]: _user_metric(m) if ":" in name else m for name, m in metrics.items()}
 
 
-def _own_metric(metric: Metric) -> Metric:
+def _user_metric(metric: Metric) -> Metric:
     """Wrap a user's metric so that its errors name it."""
 
     def call(labels: np.ndarray, logits: np.ndarray) -> float:
-        with own_errors(metric):
+        with user_errors(metric):
             value = metric(labels.copy(), logits.copy())  # copies: a metric may write to its arguments
             if not isinstance(value, SupportsFloat):
-                raise OwnCodeError(f"a metric returned {type(value).__name__}", place_of(metric), "return one number")
+                raise UserCodeError(f"a metric returned {type(value).__name__}", place_of(metric), "return one number")
             return float(value)
 
     return call
@@ -162,7 +162,7 @@ def read_mapping(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(target), str(source)) for target, sources in classes.items() for source in sources)
 
 
-def check_own(config: Config) -> list[Fault]:
+def check_user_code(config: Config) -> list[Fault]:
     """Faults of the user's own functions in the data and partition groups, before any of them is called."""
     data = config.data
     specs = (
@@ -172,7 +172,7 @@ def check_own(config: Config) -> list[Fault]:
         ("task", config.task, cast("Callable[[str], Callable[..., object]]", find_task)),
         ("data.reader", data.reader, find_reader),
     )
-    return [fault for key, spec, make in specs if spec is not None for fault in own_faults(key, spec, make)]
+    return [fault for key, spec, make in specs if spec is not None for fault in user_faults(key, spec, make)]
 
 
 def check_metrics(config: Config) -> Iterator[Fault]:
@@ -188,7 +188,7 @@ def check_metrics(config: Config) -> Iterator[Fault]:
             yield Fault(key, f"server/{short} is recorded already; remove the entry, or rename the function")
 
 
-def own_faults(key: str, spec: Spec, find_function: Callable[[str], Callable[..., object]]) -> list[Fault]:
+def user_faults(key: str, spec: Spec, find_function: Callable[[str], Callable[..., object]]) -> list[Fault]:
     """Return faults of a user's function and its options.
 
     Shipped names take no options and are looked up elsewhere, except shifts, which are checked here.
@@ -201,7 +201,7 @@ def own_faults(key: str, spec: Spec, find_function: Callable[[str], Callable[...
         return [Fault(key, str(error))]
 
 
-def open_own_set(config: Config, reader: Spec) -> PreparedSet:
+def open_user_set(config: Config, reader: Spec) -> PreparedSet:
     """Return the set of a user's reader, written again if missing or outdated."""
     data = config.data
     if data.name in SOURCES:  # a later run without the reader would read it as raysim's set
@@ -209,7 +209,7 @@ def open_own_set(config: Config, reader: Spec) -> PreparedSet:
         raise DataError(f"{data.name!r} is a set of raysim's own", "", mend)
     path = set_path(Path(data.root), data.name)
     files = None if data.files is None else Path(data.files)
-    prepare_own(data.name, own_function(reader.name, "reader"), path, files, reader.options)
+    prepare_user_set(data.name, user_function(reader.name, "reader"), path, files, reader.options)
     return PreparedSet(path)
 
 

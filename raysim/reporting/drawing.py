@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from matplotlib.figure import Figure
 
 from raysim.base.errors import Fault, RaysimError
-from raysim.base.own import own_errors, words_of
-from raysim.base.own_code import own_function
+from raysim.base.user_code import user_function
+from raysim.base.user_places import user_errors, words_of
 from raysim.config import nearest
 from raysim.reporting.contents import ReportContents
 
@@ -57,7 +57,7 @@ def figure_function(name: str) -> Callable[[ReportContents], Figure | Iterable[F
     """Return the function that draws a figure. Raises LookupError, with a sentence: no such figure or function."""
     if ":" not in name and name not in FIGURES:
         raise LookupError(f"unknown figure {name!r}. {nearest(name, [*FIGURES])}")
-    return own_function(FIGURES.get(name, name), "figure")  # type: ignore[return-value]
+    return user_function(FIGURES.get(name, name), "figure")  # type: ignore[return-value]
 
 
 def kinds(names: Sequence[str] | None) -> list[str]:
@@ -75,7 +75,7 @@ def draw_figures(report: ReportContents, *, on_missing: Callable[[str, str], Non
     for name in kinds(report.group.figures):
         function = figure_function(name)
         try:
-            with own_errors():
+            with user_errors():
                 made = function(report)
                 figures = [made] if isinstance(made, Figure) else list(made)
         except Exception as error:  # an error in one figure, even in user code, never prevents the report

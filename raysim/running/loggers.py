@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from raysim.base.errors import ConfigError, Fault, RaysimError
-from raysim.base.own import place_in, place_of, words_of
 from raysim.base.settings import Settings, Spec
 from raysim.base.texts import round_name
+from raysim.base.user_places import place_in, place_of, words_of
 from raysim.folders.run_folder import RunFolder
 from raysim.plan.find import find_logger
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.base.errors import OwnCodeError
-from raysim.base.own import place_of
+from raysim.base.errors import UserCodeError
+from raysim.base.user_places import place_of
 from raysim.core.method import Batch
 from raysim.training.augment import Augmentation, Draws, Interpolation, crop_and_flip, resized_crop
 
@@ -136,7 +136,7 @@ class InputTransform:
         """Transform as `__call__` does, with the user's augmentation.
 
         Raises:
-          OwnCodeError: the function returns a batch of another shape or type.
+          UserCodeError: the function returns a batch of another shape or type.
         """
         assert self.function is not None
         x = self._to_unit(self._central(images))
@@ -230,13 +230,13 @@ def same_form(result: object, given: Tensor, kind: str, function: Callable[..., 
     Args:
       kind: name of the kind of function, for the message.
     Raises:
-      OwnCodeError: the result has another shape or type than the given images.
+      UserCodeError: the result has another shape or type than the given images.
     """
     if isinstance(result, Tensor) and result.shape == given.shape and result.dtype == given.dtype:
         return result
     form = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
     what = f"{kind} returned {form} for images {tuple(given.shape)} {given.dtype}"
-    raise OwnCodeError(what, place_of(function), "return a batch of the same shape and type")
+    raise UserCodeError(what, place_of(function), "return a batch of the same shape and type")
 
 
 def resized(images: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> Tensor:

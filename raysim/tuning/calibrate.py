@@ -56,7 +56,7 @@ def plan_calibration(raw: Raw, source: str) -> Sweep:
       ConfigError: every fault of a run; several rounds, joint data, or a first method other than livar.
     """
     config = sound_config(raw, source)
-    refuse(_own_faults(config), source)
+    refuse(_calibration_faults(config), source)
     name, group = config.name or Path(source).stem, config.calibrate
     first = config.seed if config.partition.seed is None else config.partition.seed
     trials: list[SweepTrial] = []
@@ -85,7 +85,7 @@ def _trial(raw: Raw, calibration: str, name: str, partition_seed: int, source: s
     return trial_of(name, {}, settings, with_whole_files(check(settings, source, validates=validates)))
 
 
-def _own_faults(config: Config) -> Iterator[Fault]:
+def _calibration_faults(config: Config) -> Iterator[Fault]:
     """Yield faults of settings that a run may have and a calibration may not."""
     if config.rounds != 1:
         yield Fault("rounds", f"must be 1, got {config.rounds}: clients and joint training start from the same point")

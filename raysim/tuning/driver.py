@@ -20,9 +20,9 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from raysim.base.errors import ConfigError, RaysimError, RunExists
-from raysim.base.own_code import packed
 from raysim.base.progress import Listener, clock
 from raysim.base.uri import is_uri
+from raysim.base.user_code import packed
 from raysim.engine.ray.session import LOSSES, ray_session
 from raysim.engine.simulation import Interrupted, collected_signals
 from raysim.folders.run_folder import Mark, RunFolder
@@ -59,7 +59,7 @@ def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()
       ConfigError, RunExists: the sweep cannot start; nothing has been started.
       Interrupted: a signal ended the sweep; the same command runs unfinished trials.
     """
-    tunes_own = make_callbacks(sweep.base.tune.callbacks, callbacks)
+    tune_callbacks = make_callbacks(sweep.base.tune.callbacks, callbacks)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     copy = Copy(sweep.place)
     with RunFolder(sweep.folder).locked(kind="sweep"):
@@ -79,7 +79,7 @@ def run_sweep(sweep: Sweep, listener: Listener, callbacks: Sequence[object] = ()
                 num_done = sum(before[trial.name].is_finished for trial in sweep.trials if not trial.same_as)
                 source = _Source(sweep, waiting, _Watch(sweep, waiting, listener, num_done=num_done))
                 try:
-                    _tune_all(source, nodes, tunes_own, made)
+                    _tune_all(source, nodes, tune_callbacks, made)
                 finally:
                     sweep = source.sweep
                     fill_twins(sweep)

@@ -9,8 +9,8 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from raysim.base.errors import ConfigError, Fault, refuse
-from raysim.base.own import words_of
 from raysim.base.settings import Spec
+from raysim.base.user_places import words_of
 from raysim.config import Config
 from raysim.engine.ray.room import autoscales, find_room
 from raysim.engine.ray.session import offered

@@ -13,8 +13,8 @@ from pathlib import Path
 from ray import tune
 
 from raysim.base.direction import SUMMARY, best_round, main_of
-from raysim.base.own_code import OwnCode, receive
 from raysim.base.settings import Raw
+from raysim.base.user_code import UserCode, receive
 from raysim.config import Config, TuneGroup
 from raysim.engine.device import accelerator, limit_memory, num_accelerators
 from raysim.engine.round_metrics import RoundRecord
@@ -50,7 +50,7 @@ def point_of(trial: SweepTrial) -> Point:
     return {**trial.config.labels, "trial": trial.name, "settings": json.dumps(settings)}
 
 
-def make_trainable(code: OwnCode, gpus: float, settings: TuneGroup, made: AllReady) -> Callable[[Point], None]:
+def make_trainable(code: UserCode, gpus: float, settings: TuneGroup, made: AllReady) -> Callable[[Point], None]:
     """Return the function run by Tune for each point, in the trial's placement group.
 
     Args:

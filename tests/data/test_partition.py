@@ -367,7 +367,7 @@ def shares_of_positions(*, labels, num_clients):
 def test_positions_of_ones_own_scheme_are_whole_numbers_and_a_client_may_have_none():
     labels = np.zeros(6, np.int64)
     known = dict.fromkeys(partition.OFFERED) | {"num_clients": 3, "min_samples": 0}
-    parts = partition.own_parts("tests.data.test_partition:halves_and_nobody", labels, known, {})
+    parts = partition.user_parts("tests.data.test_partition:halves_and_nobody", labels, known, {})
     assert [part.tolist() for part in parts] == [[0, 2, 4], [], [1, 3, 5]]
     with pytest.raises(DataError, match=r"client 0 got an array of shape \(3,\) and type float64"):
-        partition.own_parts("tests.data.test_partition:shares_of_positions", labels, known, {})
+        partition.user_parts("tests.data.test_partition:shares_of_positions", labels, known, {})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.base.errors import OwnCodeError
+from raysim.base.errors import UserCodeError
 from raysim.core.seeding import torch_generator
 from raysim.training.inputs import Examples, InputTransform
 from raysim.training.local import LocalSettings, training_batches
@@ -82,5 +82,5 @@ def test_rows_that_the_server_holds_are_their_owners_or_dealt_evenly():
 
 @pytest.mark.parametrize("wrong", [lambda images, **_: images[:1], lambda images, **_: images.numpy()])
 def test_a_shift_that_returns_something_else_is_named(wrong):
-    with pytest.raises(OwnCodeError, match="a shift returned"):
+    with pytest.raises(UserCodeError, match="a shift returned"):
         shift(wrong).of_client(IMAGES, 1)

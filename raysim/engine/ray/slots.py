@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from raysim.base.errors import RaysimError
-from raysim.base.own import own_errors
+from raysim.base.user_places import user_errors
 from raysim.engine.messages import Columns, EvaluationPoint, Packed, RoundMessage, Slice, TaskClients
 from raysim.engine.ray.session import LOSSES, Actor, Ref, going_nodes
 from raysim.engine.ray.watch import Process, Watch, Watched
@@ -68,12 +68,12 @@ class TrainerActor:
         reports, kept = self._trainer.train(message, blocks, memories or [None] * count)
         return (reports, *kept) if memories else reports
 
-    @own_errors()
+    @user_errors()
     def call(self, function: Callable[..., Answer], *values: object) -> Answer:
         """Return function(trainer, *values)."""
         return function(self._trainer, *values)
 
-    @own_errors()
+    @user_errors()
     def score(
         self, function: Callable[..., Answer], point: EvaluationPoint, state: np.ndarray, slices: Sequence[Slice]
     ) -> Answer:
@@ -81,7 +81,7 @@ class TrainerActor:
         with self._trainer.global_model(replace(point, state=state)):
             return function(self._trainer, slices)
 
-    @own_errors()
+    @user_errors()
     def columns(self, parts: Sequence[TaskClients], shares: Sequence[Sequence[Columns]]) -> object:
         """Return one array for each share, see `Trainer.columns`; a single array is returned without a list."""
         rows = self._trainer.columns(parts, shares)

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.base.errors import RaysimError
-from raysim.base.own import is_own
+from raysim.base.user_places import is_user_file
 from raysim.engine.ray.session import Actor, Ref, going_nodes
 
 Answer = TypeVar("Answer")
@@ -184,5 +184,5 @@ def _end_process(pid: int, stack: int) -> str:
 def _innermost(stack: str) -> str:
     """Return the innermost frame in the user's code, else the innermost frame, in the form of `place_in`."""
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    chosen = ([frame for frame in frames if is_own(frame[0])] or frames)[:1]
+    chosen = ([frame for frame in frames if is_user_file(frame[0])] or frames)[:1]
     return "".join(f" in {file}, line {line}, in {name}" for file, line, name in chosen)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from raysim.base.errors import OwnCodeError, RaysimError
+from raysim.base.errors import RaysimError, UserCodeError
 
 _HOME = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,7 @@ _OTHERS = (
 )
 
 
-def is_own(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Whether a file of code is the user's."""
     if file.startswith("<frozen") or {"site-packages", "dist-packages"} & set(Path(file).parts):
         return False
@@ -36,10 +36,10 @@ def without_partials(function: Callable[..., object]) -> Callable[..., object]:
 
 def place_in(error: BaseException) -> str:
     """Return "FILE, line 7, in forward": the innermost place of an error in the user's code; empty if none."""
-    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+    if isinstance(error, SyntaxError) and error.filename and is_user_file(error.filename):
         return f"{error.filename}, line {error.lineno}"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if is_own(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
     return ""
 
@@ -78,13 +78,13 @@ def accepts(function: Callable[..., object], count: int) -> bool:
 
 
 @contextmanager
-def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
+def user_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
     """Turn an error raised in the user's code into one message with file and function; other errors pass.
 
     Args:
       function: the user's function that is called inside; every error raised inside is then attributed to it.
     Raises:
-      OwnCodeError: in place of any error but a RaysimError.
+      UserCodeError: in place of any error but a RaysimError.
     """
     try:
         yield
@@ -94,6 +94,6 @@ def own_errors(function: Callable[..., object] | None = None) -> Iterator[None]:
         place = place_in(error) or (place_of(function) if function is not None else "")
         if not place:
             raise
-        fault = OwnCodeError(words_of(error), place)
+        fault = UserCodeError(words_of(error), place)
         fault.add_note(traceback.format_exc())  # for the file FAILED: it survives the way from another process
         raise fault from error

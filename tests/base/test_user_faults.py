@@ -26,7 +26,7 @@ def test_a_folder_that_shadows_ours_is_one_sentence(tmp_path, name, script):
     ended = command(tmp_path, "methods", script=script)
     assert ended.returncode == 2
     assert ended.stderr.strip() == (
-        f"OwnCodeError: {tmp_path / name} stands in the way of raysim's own package {name!r}. Give it another name"
+        f"UserCodeError: {tmp_path / name} stands in the way of raysim's own package {name!r}. Give it another name"
     )
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from raysim.base.digest import source_digest
-from raysim.base.errors import ConfigError, Fault, OwnCodeError, OwnNameError, did_you_mean, refuse
-from raysim.base.own import is_own, own_errors, place_in, place_of, without_partials, words_of
+from raysim.base.errors import ConfigError, Fault, UserCodeError, UserNameError, did_you_mean, refuse
 from raysim.base.settings import MOST_DEPTH, Settings, leaves
+from raysim.base.user_places import is_user_file, place_in, place_of, user_errors, without_partials, words_of
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ _BY_VALUE: dict[str, Callable[..., object]] = {}
 
 
 @dataclass(frozen=True)
-class OwnCode:
+class UserCode:
     """The user's functions, packed for other processes.
 
     functions: name -> pickled, of those that travel by value; folders: where the modules of the others lie.
@@ -39,19 +39,19 @@ class OwnCode:
     folders: tuple[str, ...] = ()
 
 
-def own_function(name: str, kind: str) -> Callable[..., object]:
+def user_function(name: str, kind: str) -> Callable[..., object]:
     """Return the function with the name `module:function`.
 
     Args:
       kind: purpose of the function, in words.
     Raises:
-      OwnNameError, a LookupError: the module cannot be imported, or has no such function; says which file and where in it.
+      UserNameError, a LookupError: the module cannot be imported, or has no such function; says which file and where in it.
     """
     if name in _BY_VALUE:
         return _BY_VALUE[name]
     if BY_VALUE.fullmatch(name):
         text = f"{kind} {name!r} was given from Python as a value, and no file holds it"
-        raise OwnNameError(text, mend="give the same value to raysim.run again")
+        raise UserNameError(text, mend="give the same value to raysim.run again")
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -60,15 +60,15 @@ def own_function(name: str, kind: str) -> Callable[..., object]:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             text = f"there is no module {missing!r} in {Path.cwd()} or on the Python path"
-        raise OwnNameError(f"cannot import {kind} {name!r}: {text}") from error
+        raise UserNameError(f"cannot import {kind} {name!r}: {text}") from error
     function = getattr(module, attribute, None)
     if callable(function):
         return cast("Callable[..., object]", function)
     file = getattr(module, "__file__", module_name)
     if function is not None:
-        raise OwnNameError(f"{kind} {name!r} must be a function, got {type(function).__name__}, in {file}")
+        raise UserNameError(f"{kind} {name!r} must be a function, got {type(function).__name__}, in {file}")
     hint = did_you_mean(attribute, [key for key in vars(module) if not key.startswith("_")])
-    raise OwnNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}. {hint}".rstrip(". "))
+    raise UserNameError(f"cannot import {kind} {name!r}: no function {attribute!r} in {file}. {hint}".rstrip(". "))
 
 
 def takes(function: Callable[..., object], name: str) -> bool:
@@ -80,23 +80,23 @@ def takes(function: Callable[..., object], name: str) -> bool:
 def with_given(function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()) -> Callable[..., T]:
     """Wrap a user's function for calls by keyword; the signature shows the remaining options.
 
-    An error of the function becomes an OwnCodeError that names file and function.
+    An error of the function becomes an UserCodeError that names file and function.
 
     Args:
       needed: arguments that raysim passes and the function must take; offered: arguments that it may take.
     Raises:
-      OwnNameError: it does not take one of `needed`, or its annotations cannot be read.
+      UserNameError: it does not take one of `needed`, or its annotations cannot be read.
     """
     try:
         signature = inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError) as error:
-        raise OwnNameError(f"{words_of(error)}, in the annotations of {place_of(function)}") from error
+        raise UserNameError(f"{words_of(error)}, in the annotations of {place_of(function)}") from error
     if missing := [name for name in needed if not takes(function, name)]:
-        raise OwnNameError(f"takes no argument {missing[0]!r}; it gets {', '.join(needed)}; see {place_of(function)}")
+        raise UserNameError(f"takes no argument {missing[0]!r}; it gets {', '.join(needed)}; see {place_of(function)}")
 
     def call(**given: object) -> T:
         taken = {key: value for key, value in given.items() if key not in offered or takes(function, key)}
-        with own_errors(function):
+        with user_errors(function):
             return function(**taken)
 
     left = [
@@ -114,7 +114,7 @@ def module_folder(name: str) -> str | None:
     """
     module_name = name.partition(":")[0]
     file = getattr(sys.modules.get(module_name), "__file__", None)
-    if file is None or name in _BY_VALUE or not is_own(file):
+    if file is None or name in _BY_VALUE or not is_user_file(file):
         return None
     return str(Path(file).absolute().parents[module_name.count(".") + (Path(file).name == "__init__.py")])
 
@@ -123,7 +123,7 @@ def refuse_shadows() -> None:
     """Refuse a user's folder that shadows a folder of raysim.
 
     Raises:
-      OwnCodeError: names its path.
+      UserCodeError: names its path.
     """
     home = Path(__file__).resolve().parents[2]
     for name in ("methods", "cluster"):
@@ -133,7 +133,7 @@ def refuse_shadows() -> None:
         if file is not None and ours.is_file() and file != ours:
             place = file.parent if file.name == "__init__.py" else file
             what = f"{place} stands in the way of raysim's own package {name!r}"
-            raise OwnCodeError(what, mend="give it another name")
+            raise UserCodeError(what, mend="give it another name")
 
 
 def functions_by_name(settings: Mapping[str, object]) -> Settings:
@@ -232,17 +232,17 @@ def _home_of(function: Callable[..., object]) -> tuple[str | None, str]:
     return getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def packed(settings: object) -> OwnCode:
+def packed(settings: object) -> UserCode:
     """Return the user's functions named in settings, packed for other processes."""
     import cloudpickle
 
     names = sorted({text for text in words(settings) if text in _BY_VALUE or ":" in text})
     functions = {name: cloudpickle.dumps(_BY_VALUE[name]) for name in names if name in _BY_VALUE}
     folders = (module_folder(name) for name in names)
-    return OwnCode(functions, tuple(dict.fromkeys(folder for folder in folders if folder is not None)))
+    return UserCode(functions, tuple(dict.fromkeys(folder for folder in folders if folder is not None)))
 
 
-def receive(code: OwnCode) -> None:
+def receive(code: UserCode) -> None:
     """Unpack the functions sent by `packed` in this process."""
     import pickle
 
