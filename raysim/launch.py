@@ -10,7 +10,7 @@ from raysim.base.commands import command
 from raysim.base.errors import ConfigError, Fault, refuse
 from raysim.base.progress import Listener
 from raysim.base.settings import Raw, Settings
-from raysim.base.user_code import functions_by_name, note_of_values
+from raysim.base.user_code import note_of_values, with_function_names
 from raysim.config import Config, read_config
 from raysim.config.effects import value_at
 from raysim.config.overlays import layered
@@ -46,9 +46,9 @@ def settings_of(
     if isinstance(config, str | Path):
         raw, source = read_config(Path(config)), str(config)
     else:
-        raw, source = functions_by_name({} if config is None else config), "the call"
-    values = functions_by_name({} if overrides is None else overrides)
-    for key, value in functions_by_name(settings).items():
+        raw, source = with_function_names({} if config is None else config), "the call"
+    values = with_function_names({} if overrides is None else overrides)
+    for key, value in with_function_names(settings).items():
         values |= _by_dotted_keys(raw, key.replace("__", "."), value)
     return layered(raw, values, source, is_scaled=scale, where=where), source
 

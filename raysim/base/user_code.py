@@ -136,7 +136,7 @@ def refuse_shadows() -> None:
             raise UserCodeError(what, mend="give it another name")
 
 
-def functions_by_name(settings: Mapping[str, object]) -> Settings:
+def with_function_names(settings: Mapping[str, object]) -> Settings:
     """Settings with names in place of functions and methods, wherever these stand: as values, in lists, or as keys of options.
 
     Dictionaries and lists are copied; all other values are unchanged.
