@@ -80,7 +80,7 @@ def takes(function: Callable[..., object], name: str) -> bool:
 def with_given(function: Callable[..., T], needed: Collection[str], offered: Collection[str] = ()) -> Callable[..., T]:
     """Wrap a user's function for calls by keyword; the signature shows the remaining options.
 
-    An error of the function becomes an UserCodeError that names file and function.
+    An error of the function becomes a UserCodeError that names file and function.
 
     Args:
       needed: arguments that raysim passes and the function must take; offered: arguments that it may take.

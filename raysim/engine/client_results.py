@@ -155,7 +155,7 @@ def named_errors(client: int, block: int, round_index: int) -> Iterator[None]:
             "lower local.batch_size, or take a smaller model or a larger device",
         ) from error
     except Exception as error:
-        cause = str(error)  # an UserCodeError names its place itself
+        cause = str(error)  # a UserCodeError names its place itself
         if not isinstance(error, UserCodeError):
             cause = f"{type(error).__name__}: {error} in {place_in(error) or _innermost(error)}"
         fault = ClientError(client, round_index, block, f"worker {os.getpid()}", cause)
