@@ -137,7 +137,7 @@ def refuse_shadows() -> None:
 
 
 def with_function_names(settings: Mapping[str, object]) -> Settings:
-    """Settings with names in place of functions and methods, wherever these stand: as values, in lists, or as keys of options.
+    """Return settings with names in place of functions and methods: in values, in lists, and in keys of options.
 
     Dictionaries and lists are copied; all other values are unchanged.
 

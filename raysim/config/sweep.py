@@ -65,7 +65,7 @@ class Trial:
 
     Attributes:
       values: axis -> chosen label or value.
-      unused: key -> reason, of settings that have no effect in this trial and are left out of it.
+      unused: key -> reason, of settings that have no effect in this trial and are left out.
       text: all settings but labels, those without effect among them; two trials with equal text differ in labels alone.
     """
 

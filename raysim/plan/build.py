@@ -76,7 +76,7 @@ class Made:
 class Recipe:
     """Everything a process needs to build its server or trainer.
 
-    own: the user's own functions, or their place, see `raysim.base.user_code`.
+    user_code: functions of the user, or the folders of their modules, see `raysim.base.user_code`.
     held_out_every: n, if every n-th row of the held-out sets is used, as in measurements of cost.
     target_scale: see `on_scaled_targets`; None: targets stay as they are.
     speeds: of all clients in simulated time; None without `time`.
@@ -87,7 +87,7 @@ class Recipe:
     made: Made
     num_threads: int = 1
     wants_gpu: bool = False
-    own: UserCode = field(default_factory=UserCode)
+    user_code: UserCode = field(default_factory=UserCode)
     held_out_every: int = 1
     target_scale: TargetScale | None = None
     speeds: Speeds | None = None
@@ -329,7 +329,7 @@ def device_of(recipe: Recipe) -> str:
 @user_errors()
 def make_trainer(recipe: Recipe) -> Trainer:
     """Build a trainer in the calling process."""
-    receive(recipe.own)
+    receive(recipe.user_code)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     module = build_model(spec, seed=config.seed)
     return Trainer(
@@ -353,7 +353,7 @@ def make_trainer(recipe: Recipe) -> Trainer:
 @user_errors()
 def make_server(recipe: Recipe, pool: Pool) -> Server:
     """Build the server in the calling process, at the initial parameters of the seed."""
-    receive(recipe.own)
+    receive(recipe.user_code)
     config, spec, methods = recipe.config, recipe.spec, recipe.methods()
     module, layout = build_model(spec, seed=config.seed), layout_for(config.model, spec, methods)
     phases, transform = make_phases(config, methods), input_transform(config, recipe.info)

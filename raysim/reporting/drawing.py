@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from matplotlib.figure import Figure
 
@@ -57,7 +58,9 @@ def figure_function(name: str) -> Callable[[ReportContents], Figure | Iterable[F
     """Return the function that draws a figure. Raises LookupError, with a sentence: no such figure or function."""
     if ":" not in name and name not in FIGURES:
         raise LookupError(f"unknown figure {name!r}. {nearest(name, [*FIGURES])}")
-    return user_function(FIGURES.get(name, name), "figure")  # type: ignore[return-value]
+    return cast(
+        "Callable[[ReportContents], Figure | Iterable[Figure]]", user_function(FIGURES.get(name, name), "figure")
+    )
 
 
 def kinds(names: Sequence[str] | None) -> list[str]:
