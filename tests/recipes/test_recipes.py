@@ -104,8 +104,9 @@ SEEDS = {"fedvg": 5, "flfa": 3, "univarfl": 3, "livar": 3, "niid_bench": 3, "stu
 OTHER_SEEDS = {
     **dict.fromkeys(("fedvg/figure_A1", "flfa/table_10", "flfa/layers"), 1),
     **dict.fromkeys([f"studies/{name}_pretrain" for name in ("livar", "livar_tiny", "fedvg", "shakespeare")], 1),
-    **dict.fromkeys([f"studies/{name}" for name in ("combinations", "corner", "univarfl_pacs", "univarfl_cifar10", "flfa_claim")], 3),
-    **dict.fromkeys(("studies/shakespeare", "studies/shakespeare_lora", "studies/fedvg_scoring"), 3),
+    **dict.fromkeys([f"studies/{name}" for name in ("combinations", "corner", "univarfl_pacs", "flfa_claim")], 3),
+    **dict.fromkeys([f"studies/{name}" for name in ("univarfl_cifar10", "shakespeare", "shakespeare_lora")], 3),
+    "studies/fedvg_scoring": 3,
     **dict.fromkeys([f"studies/{name}" for name in ("leaderboard", "flfa_cifar10", "fedvg_cifar10")], 1),
     "studies/fedvg_claim": 4,
     "studies/fedvg_claim_premise": 4,
