@@ -19,7 +19,7 @@ STUDIES = {
     "fedvg": ("fedvg_claim", "fedvg_digits", "fedvg_scoring", "fedvg_cifar10"),
     "flfa": ("flfa_digits",),
     "livar": ("livar_digits", "livar_cifar100"),
-    "univarfl": ("univarfl_shapes", "univarfl_pacs"),
+    "univarfl": ("univarfl_shapes", "univarfl_pacs", "univarfl_cifar10"),
 }
 #: Groups of methods with a page of their own.
 OWN_PAGE = {"Privacy": "privacy", "Compression": "compression"}
